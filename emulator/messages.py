@@ -1,0 +1,263 @@
+"""What the machines accept and emit: the objects of virtual time, and, encoded with msgpack, the control messages of the wire.
+
+Times are model seconds, sizes model bytes. `attempt` counts the tries of one request (a retry is a new attempt), so that
+a message about an abandoned attempt is never mistaken for one about its successor.
+A machine returns `Out` pairs (destination, message); the destination is a node's name, `CONTROL`, or `WIRE` (the KV transport
+beside the machine: real sockets on the wire, `netem.fluid` in virtual time).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+CONTROL: Final = "control"
+WIRE: Final = "wire"
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Wake(Message, frozen=True, gc=False):
+    """The time a machine asked for with `next_s()` has come. `handle` is called with that *scheduled* time."""
+
+
+WAKE: Final = Wake()
+
+
+# control -> prefill
+class Prefill(Message, frozen=True, gc=False):
+    """Prefill `input_tokens` of which `cached_tokens` are already held, then send the KV to `decode_node`."""
+
+    request_id: str
+    attempt: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    decode_node: str
+
+
+# control -> prefill, control -> decode
+class Cancel(Message, frozen=True, gc=False):
+    """The attempt is over (client gone, peer dead, deadline): free all of it. Unknown attempts are ignored."""
+
+    request_id: str
+    attempt: int
+
+
+class PeerLost(Message, frozen=True, gc=False):
+    """The connection to `node` is gone: everything under way with it is over."""
+
+    node: str
+
+
+# prefill -> decode
+class Announce(Message, frozen=True, gc=False):
+    """A transfer of `kv_bytes` is about to begin; send nothing until it is granted."""
+
+    request_id: str
+    attempt: int
+    prefill_node: str
+    kv_bytes: int
+    input_tokens: int
+    output_tokens: int
+
+
+class Abort(Message, frozen=True, gc=False):
+    """The sender gives an announced transfer up."""
+
+    request_id: str
+    attempt: int
+
+
+# decode -> prefill
+class Grant(Message, frozen=True, gc=False):
+    """Room for all of the transfer's bytes is reserved; `token` admits its bytes, and only them."""
+
+    request_id: str
+    attempt: int
+    token: int
+
+
+class Refuse(Message, frozen=True, gc=False):
+    """The receiver will never take this transfer."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class Received(Message, frozen=True, gc=False):
+    """All bytes of the transfer have landed and were verified: the sender may forget them."""
+
+    request_id: str
+    attempt: int
+
+
+# prefill -> WIRE
+class Transmit(Message, frozen=True, gc=False):
+    """Send `kv_bytes` to `decode_node` under `token`, in `pieces` equal pieces.
+
+    Piece i (from 0) exists from start_s + (i + 1) / pieces x (end_s - start_s): layer-wise prefill pipelining.
+    """
+
+    request_id: str
+    attempt: int
+    decode_node: str
+    token: int
+    kv_bytes: int
+    pieces: int
+    start_s: float
+    end_s: float
+
+
+class StopTransmit(Message, frozen=True, gc=False):
+    """Stop sending an attempt's KV and drop what waits."""
+
+    request_id: str
+    attempt: int
+    decode_node: str
+
+
+# decode -> WIRE
+class Expect(Message, frozen=True, gc=False):
+    """Accept bytes under `token`, `kv_bytes` in all, from `prefill_node`."""
+
+    token: int
+    kv_bytes: int
+    prefill_node: str
+
+
+class Unexpect(Message, frozen=True, gc=False):
+    """No longer accept bytes under `token`; late ones are discarded and never touch memory."""
+
+    token: int
+
+
+# WIRE -> decode
+class Landed(Message, frozen=True, gc=False):
+    """The last byte of the transfer has arrived and its checksum is right."""
+
+    token: int
+
+
+class Damaged(Message, frozen=True, gc=False):
+    """The transfer cannot complete: a checksum failed, or its sender's connections were lost."""
+
+    token: int
+    reason: str
+
+
+# prefill -> control
+class Prefilled(Message, frozen=True, gc=False):
+    """Sent at end_s, when the computation ended."""
+
+    request_id: str
+    attempt: int
+    start_s: float
+    end_s: float
+    kv_bytes: int
+
+
+# decode -> control
+class Admitted(Message, frozen=True, gc=False):
+    """A decode slot is taken and the first token leaves now, at admitted_s."""
+
+    request_id: str
+    attempt: int
+    landed_s: float
+    admitted_s: float
+
+
+class Tokens(Message, frozen=True, gc=False):
+    """Tokens first .. first + count - 1 (from 0) of the answer exist. `text` is filled in by the worker's backend."""
+
+    request_id: str
+    attempt: int
+    first: int
+    count: int
+    text: str = ""
+
+
+class Finished(Message, frozen=True, gc=False):
+    """The last token left at finished_s; the slot is free again at freed_s."""
+
+    request_id: str
+    attempt: int
+    finished_s: float
+    freed_s: float
+    tokens: int
+
+
+# prefill -> control, decode -> control
+class AttemptFailed(Message, frozen=True, gc=False):
+    """The attempt cannot go on at this node; everything of it here is freed."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class PathSample(msgspec.Struct, frozen=True, array_like=True):
+    """TCP_INFO of a sender-receiver pair, summed or averaged over its connections (wall units, converted where shown)."""
+
+    peer: str
+    rtt_s: float
+    retransmits: int
+    cwnd_packets: int
+    delivery_rate_bps: float
+    unsent_bytes: int
+
+
+class Telemetry(Message, frozen=True, gc=False):
+    """A node's own account of itself at t_s. Counters are cumulative since the node's epoch."""
+
+    node: str
+    t_s: float
+    queued_requests: int
+    queued_tokens: int
+    running_requests: int
+    outbox_bytes: int
+    landing_bytes: int
+    waiting_grants: int
+    kv_sent_bytes: int
+    kv_landed_bytes: dict[str, int]
+    refused_frames: int
+    late_p99_s: float
+    late_max_s: float
+    paths: tuple[PathSample, ...] = ()
+
+
+# control connection only
+class Hello(Message, frozen=True, gc=False):
+    """The first message on a control connection, from its dialler: who it is, and the data plane's secret."""
+
+    node: str
+    secret: str
+
+
+class Epoch(Message, frozen=True, gc=False):
+    """t = 0 is `t0_ns` on CLOCK_MONOTONIC: start afresh, with empty machines. Answered by Ready."""
+
+    epoch: int
+    t0_ns: int
+
+
+class Ready(Message, frozen=True, gc=False):
+    """The node is at this epoch and serves `role` (prefill or decode)."""
+
+    node: str
+    epoch: int
+    role: str
+
+
+AnyMessage = (
+    Wake | Prefill | Cancel | PeerLost | Announce | Abort | Grant | Refuse | Received | Transmit | StopTransmit | Expect | Unexpect
+    | Landed | Damaged | Prefilled | Admitted | Tokens | Finished | AttemptFailed | Telemetry | Hello | Epoch | Ready
+)
+Out = tuple[str, AnyMessage]
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(AnyMessage).decode
