@@ -1,5 +1,5 @@
-"""What a launcher is asked to start: processes in sites, the link's topology, the gateway's port. Plain frozen data, so that
-one specification serves every launcher and can be compared with the one that is already up.
+"""What a launcher is asked to start: processes in sites, the link's topology, the gateway's port. Plain frozen data, so
+that one specification serves every launcher and can be compared with the one that is already up.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class ProcessSpec:
     """One process of the testbed.
 
-    `name` is unique and names its log, ready file and configuration. `argv` is what runs; `--config FILE` is appended when
-    `config` is not None. The launcher adds to `config`: `name`, `ready_file` (absolute path; the process creates it last,
-    holding its own pid), and, where `listens`, `listen_fd` (the inherited listening socket of the host).
+    `name` is unique and names its log, ready file and configuration. `argv` is what runs; `--config FILE` is appended
+    when `config` is not None. The launcher adds to `config`: `name`, `ready_file` (absolute path; the process creates
+    it last, holding its own pid), and, where `listens`, `listen_fd` (the inherited listening socket of the host).
     `site` is a site of the topology, or None for the supervisor's own, isolated namespace.
     Processes of a lower `stage` are ready before those of a higher one start; within a stage they start together.
-    `cpus` pins the process to these cores; `nice` is added to its niceness (below 0 needs root, else it is refused at start).
+    `cpus` pins the process to these cores; `nice` is added to its niceness (below 0 needs root, else refused at start).
     """
 
     name: str
@@ -48,9 +48,9 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """Everything a launcher needs. `topology` holds the keyword arguments of `netem.topology.build` (None: no sites at all);
-    `port` is the gateway's on 127.0.0.1. `fingerprint` tells two specifications apart: leave it empty to have it computed
-    from all the others.
+    """Everything a launcher needs. `topology` holds the fields of `netem.topology.TopologySettings` (None: no sites at
+    all); `port` is the gateway's on 127.0.0.1. `fingerprint` tells two specifications apart: leave it empty to have it
+    computed from all the others.
 
     Raises `TestbedError` where names repeat, more than one process listens, or the port is not 1-65535.
     """
@@ -89,7 +89,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A testbed that is up. `already`: it was before this call. `dead` names processes that have ended since they started."""
+    """A testbed that is up. `already`: it was before this call. `dead` names processes that have ended since."""
 
     launcher: str
     run_id: str

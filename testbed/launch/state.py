@@ -1,5 +1,5 @@
-"""The state directory: what is up on this host, for this user, whichever launcher started it. It holds the control sockets, the
-logs and `testbed.json`; every command finds the testbed through it. Nothing here starts or stops anything.
+"""The state directory: what is up on this host, for this user, whichever launcher started it. It holds the control
+sockets, the logs and `testbed.json`; every command finds the testbed through it. Nothing here starts or stops anything.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ class TestbedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process that cannot be mistaken for a later one with the same pid: `start_ticks` is its start, in clock ticks since the
-    boot that `boot_id` names.
+    """A process that cannot be mistaken for a later one with the same pid: `start_ticks` is its start, in clock ticks
+    since the boot that `boot_id` names.
     """
 
     pid: int
@@ -79,11 +79,12 @@ class StateDir:
     """Paths in the state directory, and the few files every launcher shares.
 
     `StateDir(create=True)` makes the directory (mode 0700); without it a missing directory is simply empty.
-    Raises `TestbedError` where the directory belongs to someone else, holds other things, or is too deep for a Unix socket.
+    Raises `TestbedError` where the directory belongs to someone else, holds other things, or is too deep for a Unix
+    socket.
     """
 
     def __init__(self, root: Path | None = None, *, create: bool = False) -> None:
-        self.root = (root or default_root()).absolute()
+        self.root = (root or default_root()).resolve()
         self.supervisor_sock = self.root / "supervisor.sock"
         self.agent_sock = self.root / "agent.sock"
         self.logs = self.root / "logs"
@@ -115,7 +116,7 @@ class StateDir:
         return self.config / f"{name}.json"
 
     def read(self) -> Record | None:
-        """What was started last and not taken down; it may be dead by now (`Record.outer.alive()`). None if nothing was."""
+        """What was started last and not taken down; it may be dead by now (`Record.outer.alive()`). None: nothing."""
         try:
             data = json.loads(self.record_file.read_text())
             return Record(**{**data, "outer": ProcessId(**data["outer"])})
@@ -124,7 +125,9 @@ class StateDir:
         except (ValueError, TypeError, KeyError):  # half written by something that was killed, or of another version
             return None
         except PermissionError:
-            raise TestbedError(f"{self.record_file} is not readable; set PRFAAS_STATE to a directory of your own") from None
+            raise TestbedError(
+                f"{self.record_file} is not readable; set PRFAAS_STATE to a directory of your own"
+            ) from None
 
     def write(self, record: Record) -> None:
         """Replace `testbed.json`, whole or not at all."""
@@ -193,11 +196,11 @@ class StateDir:
             status = self.root.stat()
         except OSError as error:
             raise TestbedError(
-                f"the state directory {self.root} cannot be made ({error.strerror}); set PRFAAS_STATE to one you may write"
+                f"the state directory {self.root} cannot be made ({error.strerror}); set PRFAAS_STATE to your own"
             ) from None
         if status.st_uid != os.geteuid():
             raise TestbedError(
-                f"the state directory {self.root} belongs to uid {status.st_uid}, not to you; set PRFAAS_STATE to your own"
+                f"the state directory {self.root} belongs to uid {status.st_uid}; set PRFAAS_STATE to your own"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             others = sorted(entry.name for entry in self.root.iterdir() if entry.name not in OURS)
@@ -222,7 +225,7 @@ def default_root() -> Path:
 
 
 def proc_stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on (index 0 is field 3 of proc(5)); None if there is no such process."""
+    """The fields of /proc/PID/stat from the state on (index 0 is proc(5)'s field 3); None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
     except OSError:

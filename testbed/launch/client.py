@@ -1,0 +1,113 @@
+"""HTTP over the testbed's Unix sockets: `supervisor.sock` and `agent.sock`. One small client for plain code, one for
+asyncio; both answer decoded JSON and raise `TestbedError` with a text for the user.
+"""
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from testbed.launch.state import StateDir, TestbedError
+
+NOT_UP = "no testbed is up; start one with `prfaas up`"
+TIMEOUT_S = 10.0
+
+
+class UnixClient:
+    """Requests to one socket, each on a connection of its own.
+
+    `get` and `post` raise `TestbedError`: nothing is up, nothing answers within `timeout_s` seconds, or the answer is
+    an error (then its text is the answer's `error`).
+    """
+
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+
+    def get(self, path: str) -> Any:
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self._request("POST", path, body)
+
+    def _request(self, method: str, path: str, body: Any) -> Any:
+        connection = _Connection(self.path, self.timeout_s)
+        try:
+            payload = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return _decode(self.path, response.status, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self.path, error) from None
+        finally:
+            connection.close()
+
+
+class AsyncUnixClient:
+    """The same for asyncio."""
+
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+
+    async def get(self, path: str) -> Any:
+        return await self._request("GET", path, None)
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        return await self._request("POST", path, body)
+
+    async def _request(self, method: str, path: str, body: Any) -> Any:
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.path)), timeout=timeout) as session,
+                session.request(method, f"http://testbed{path}", json=body) as response,
+            ):
+                return _decode(self.path, response.status, await response.read())
+        except aiohttp.ClientConnectorError as error:
+            raise _unreachable(self.path, error.os_error) from None
+        except (OSError, aiohttp.ClientError) as error:
+            raise _unreachable(self.path, error) from None
+
+
+def supervisor(state: StateDir | None = None, timeout_s: float = TIMEOUT_S) -> UnixClient:
+    """The client of the supervisor of this user's testbed."""
+    return UnixClient((state or StateDir()).supervisor_sock, timeout_s)
+
+
+def agent(state: StateDir | None = None, timeout_s: float = TIMEOUT_S) -> UnixClient:
+    """The client of the WAN's shaper agent of this user's testbed."""
+    return UnixClient((state or StateDir()).agent_sock, timeout_s)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("testbed", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _decode(path: Path, status: int, body: bytes) -> Any:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise TestbedError(f"{path}: HTTP {status}, and the answer is not JSON: {body[:200]!r}") from None
+    if status >= 400:
+        raise TestbedError(str(answer["error"] if isinstance(answer, dict) and "error" in answer else answer))
+    return answer
+
+
+def _unreachable(path: Path, error: BaseException) -> TestbedError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return TestbedError(NOT_UP)
+    if isinstance(error, PermissionError):
+        return TestbedError(f"{path}: not yours to use; set PRFAAS_STATE to the state directory of your own testbed")
+    why = str(error) or "no answer in time"
+    return TestbedError(f"{path} does not answer ({why}); see `prfaas status`, or remove the rest with `prfaas down`")
