@@ -178,7 +178,7 @@ class Conditional:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The terms of equation (6) for each of an array of thresholds: the arrivals, req/s, that each stage could sustain."""
+    """The terms of equation (6) for each of an array of thresholds: the arrivals, req/s, each stage could sustain."""
 
     compute: FloatArray
     link: FloatArray
