@@ -1,0 +1,684 @@
+"""The KV transport: layer-wise transfers over k TCP connections a (sender, receiver) pair. Bytes are scaled here only.
+
+Sender. Transfers of a pair go first granted, first sent; when the head's next piece is not produced yet, the bytes of a
+later transfer that exist go first instead (work-conserving). A connection takes the next frame when its socket has
+room, so a slow one does not hold the others.
+Receiver. Every frame is checked against what was expected before a byte of it is stored; what does not belong is
+received, discarded and counted, and the connection stays usable.
+Lost connections. The receiver acknowledges every frame that it has dealt with, in order, on the connection it came by.
+A frame is therefore always in exactly one place: waiting, unacknowledged on one live connection, or acknowledged. When
+a connection breaks, its unacknowledged frames wait again, for any connection of the pair; the receiver drops those it
+already had as duplicates. A transfer is given up only when told so (`stop`, `unexpect`, `forget_peer`): the transport
+itself dials on, however long the peer is silent. Tokens must never repeat, also not after a restart of the receiver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import random
+import socket
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from emulator.frames import (
+    ACK,
+    MAX_FRAME_BYTES,
+    TCP_INFO_BYTES,
+    FrameError,
+    FrameHeader,
+    FrameReader,
+    Hello,
+    Incoming,
+    Outgoing,
+    TcpInfo,
+    encode_header,
+    encode_hello,
+    parse_tcp_info,
+    secret_digest,
+)
+from emulator.messages import Expect, PathSample, StopTransmit, Transmit
+
+FRAME_BYTES: Final = 1 << 16
+NOTSENT_BYTES: Final = 1 << 17  # TCP_NOTSENT_LOWAT: what the kernel may hold of a connection beyond what is on its way
+_CONNECT_S: Final = 5.0  # wall seconds an attempt to connect may take
+_HELLO_S: Final = 10.0  # wall seconds a dialler may take to say who it is
+_BACKOFF_S: Final = (0.02, 1.0)  # first and longest pause between attempts to connect, wall seconds
+_ROUND_S: Final = 0.0005  # uvloop's timers round to whole milliseconds: asked for half a one later, none fires early
+_TCP_NOTSENT_LOWAT: Final = 25  # linux/tcp.h; the socket module does not name it before Python 3.12
+
+Payload = Callable[[str, int, int, int], memoryview]
+"""(request_id, attempt, offset, length) -> `length` bytes from `offset` of that attempt's KV, in wire bytes.
+
+The memory must stay as it is until the transfer is acknowledged or stopped; the same range may be asked for again."""
+
+Sink = Callable[[Expect, int], memoryview | None]
+"""(expected, wire bytes) -> writable memory of that many bytes to land in, or None to verify and discard."""
+
+
+class ModelClock(Protocol):
+    """What the transport needs of `emulator.clock.Clock`."""
+
+    def now_s(self) -> float:
+        """The present, in model seconds."""
+        ...
+
+    def monotonic_s(self, model_s: float) -> float:
+        """The event loop's time at which the model time is `model_s`."""
+        ...
+
+
+def wire_bytes(kv_bytes: int, byte_scale: float) -> int:
+    """The bytes that stand for `kv_bytes` model bytes on the wire: round(kv_bytes x byte_scale), at least 1."""
+    return max(1, round(kv_bytes * byte_scale))
+
+
+class PseudoRandomPayload:
+    """Emulated KV: zero-copy slices of one seeded buffer, from a start that depends on the attempt."""
+
+    def __init__(self, seed: int = 0, size_bytes: int = 1 << 21) -> None:
+        data = random.Random(seed).randbytes(size_bytes)
+        self._size = size_bytes
+        self._data = memoryview(data + (data * (MAX_FRAME_BYTES // size_bytes + 1))[:MAX_FRAME_BYTES])
+
+    def __call__(self, request_id: str, attempt: int, offset: int, length: int) -> memoryview:
+        start = (zlib.crc32(request_id.encode(), attempt) + offset) % self._size
+        return self._data[start : start + length]
+
+
+class _Frame:
+    """A slice of a transfer on its way."""
+
+    __slots__ = ("length", "offset", "sending")
+
+    def __init__(self, sending: Outgoing, offset: int, length: int) -> None:
+        self.sending, self.offset, self.length = sending, offset, length
+
+
+class _Outlet(asyncio.Protocol):
+    """The sender's end of one connection."""
+
+    def __init__(self, pair: _Pair, sock: socket.socket) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
+        self.has_room = False  # the kernel took all that was written so far
+        self.was_acked = False
+        self._pair = pair
+        self._sock = sock
+        self._unacked: deque[_Frame] = deque()
+        self._acks = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base classes
+        self.transport = transport
+        self._pair.sender.closing.add(self.closed)
+        self.closed.add_done_callback(self._pair.sender.closing.discard)
+        if self._pair.ended:
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=0)
+        transport.write(self._pair.sender.hello)
+        self.has_room = transport.get_write_buffer_size() == 0
+        self._pair.outlets.append(self)
+        self._pair.feed()
+
+    def send(self, frame: _Frame, payload: memoryview) -> None:
+        assert self.transport is not None
+        self._unacked.append(frame)
+        header = encode_header(frame.sending.order.token, frame.offset, payload)
+        self.transport.writelines((header, payload))
+
+    def data_received(self, data: bytes) -> None:
+        self._acks += data
+        whole = len(self._acks) - len(self._acks) % ACK.size
+        for token, offset in ACK.iter_unpack(self._acks[:whole]):
+            frame = self._unacked[0] if self._unacked else None
+            if frame is None or (frame.sending.order.token, frame.offset) != (token, offset):
+                self.abort()  # a header was garbled on its way: what is unacknowledged is sent again elsewhere
+                return
+            self._unacked.popleft()
+            self.was_acked = True
+            self._pair.acked(frame)
+        del self._acks[:whole]
+
+    def pause_writing(self) -> None:
+        self.has_room = False
+
+    def resume_writing(self) -> None:
+        self.has_room = True
+        self._pair.feed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.has_room = False
+        if self in self._pair.outlets:
+            self._pair.outlets.remove(self)
+        self._pair.send_again(self._unacked)
+        self._unacked.clear()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def abort(self) -> None:
+        self.has_room = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    def tcp_info(self) -> TcpInfo | None:
+        try:
+            return parse_tcp_info(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+        except OSError:
+            return None
+
+
+class _Pair:
+    """All that goes from this node to one peer."""
+
+    def __init__(self, sender: KvSender, peer: str, host: str, port: int, connections: int) -> None:
+        self.sender = sender
+        self.peer = peer
+        self.address = (host, port)
+        self.transfers: dict[tuple[str, int], Outgoing] = {}  # not yet acknowledged, in the order of their grants
+        self.outlets: list[_Outlet] = []  # connected
+        self.ended = False
+        self._queue: dict[tuple[str, int], Outgoing] = {}  # those with bytes not handed to a connection yet
+        self._again: deque[_Frame] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.tasks = [self._loop.create_task(self._keep_connected(), name=f"kv-{peer}-{i}") for i in range(connections)]
+
+    def transmit(self, order: Transmit) -> None:
+        key = (order.request_id, order.attempt)
+        if key in self.transfers:
+            raise ValueError(f"{order}: this attempt is being sent already")
+        self.transfers[key] = self._queue[key] = Outgoing(order, wire_bytes(order.kv_bytes, self.sender.byte_scale))
+        self.feed()
+
+    def stop(self, key: tuple[str, int]) -> None:
+        sending = self.transfers.pop(key, None)
+        if sending is None:
+            return
+        sending.stopped = True
+        self._queue.pop(key, None)
+        self._again = deque(frame for frame in self._again if frame.sending is not sending)
+        self.feed()
+
+    def stop_all(self) -> None:
+        for key in list(self.transfers):
+            self.stop(key)
+
+    def close(self) -> None:
+        self.ended = True
+        self.stop_all()
+        self._cancel_timer()
+        for task in self.tasks:
+            task.cancel()
+
+    def acked(self, frame: _Frame) -> None:
+        sending = frame.sending
+        sending.acked += frame.length
+        if sending.acked == sending.size and not sending.stopped:
+            del self.transfers[(sending.order.request_id, sending.order.attempt)]
+
+    def send_again(self, frames: deque[_Frame]) -> None:
+        self._again.extend(frame for frame in frames if not frame.sending.stopped)
+        self.feed()
+
+    def feed(self) -> None:
+        """Hand frames to the connections with room, one each in turn, until either runs out."""
+        while ready := [outlet for outlet in self.outlets if outlet.has_room]:
+            for outlet in ready:
+                frame = self._next_frame()
+                if frame is None:
+                    self._arm()
+                    return
+                order = frame.sending.order
+                payload = self.sender.payload(order.request_id, order.attempt, frame.offset, frame.length)
+                self.sender.count(frame)
+                outlet.send(frame, payload)
+
+    def unsent_bytes(self) -> int:
+        """Bytes that exist and that the kernel has not taken yet."""
+        now_s = self.sender.clock.now_s()
+        waiting = sum(sending.produced(now_s) - sending.cut for sending in self._queue.values())
+        waiting += sum(outlet.transport.get_write_buffer_size() for outlet in self.outlets if outlet.transport)
+        return waiting + sum(frame.length for frame in self._again)
+
+    def _next_frame(self) -> _Frame | None:
+        if self._again:
+            self.sender.resent_frames += 1
+            return self._again.popleft()
+        now_s = self.sender.clock.now_s()
+        for key, sending in self._queue.items():
+            length = min(sending.produced(now_s) - sending.cut, self.sender.frame_bytes)
+            if length > 0:
+                frame = _Frame(sending, sending.cut, length)
+                sending.cut += length
+                if sending.cut == sending.size:
+                    del self._queue[key]
+                return frame
+        return None
+
+    def _arm(self) -> None:
+        """One timer, at the scheduled time of the next piece of any transfer."""
+        self._cancel_timer()
+        now_s = self.sender.clock.now_s()
+        due = [due_s for sending in self._queue.values() if (due_s := sending.next_due_s(now_s)) is not None]
+        if due:
+            self._timer = self._loop.call_at(self.sender.clock.monotonic_s(min(due)) + _ROUND_S, self.feed)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _keep_connected(self) -> None:
+        first_s, longest_s = _BACKOFF_S
+        backoff_s = first_s
+        while True:
+            outlet = await self._dial()
+            if outlet is not None:
+                try:
+                    await asyncio.shield(outlet.closed)
+                finally:
+                    outlet.abort()
+                self.sender.lost_connections += 1
+                if outlet.was_acked:
+                    backoff_s = first_s
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, longest_s)
+
+    async def _dial(self) -> _Outlet | None:
+        host, port = self.address
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        handed_over = False  # from then on the transport closes the socket
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
+            async with asyncio.timeout(_CONNECT_S):
+                await self._loop.sock_connect(sock, (host, port))
+            handed_over = True
+            _, outlet = await self._loop.create_connection(lambda: _Outlet(self, sock), sock=sock)
+            return outlet
+        except OSError:  # TimeoutError is one
+            return None
+        finally:
+            if not handed_over:
+                sock.close()
+
+
+class KvSender:
+    """Sends this node's KV to its peers.
+
+    node: this node's name, which receivers match against `Expect.prefill_node`. secret: the data plane's. connections:
+    k of a pair. byte_scale: wire bytes a model byte. frame_bytes: longest payload of a frame, wire bytes. payload:
+    where the bytes come from. To be made and used inside a running event loop, on that loop's thread.
+
+    Counters, cumulative since `reset`: sent_bytes (wire bytes of payload handed to connections, repeats included),
+    sent_frames, resent_frames, lost_connections.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        secret: str,
+        clock: ModelClock,
+        *,
+        connections: int = 4,
+        byte_scale: float = 1.0,
+        frame_bytes: int = FRAME_BYTES,
+        payload: Payload | None = None,
+    ) -> None:
+        if connections < 1 or byte_scale <= 0 or not 0 < frame_bytes <= MAX_FRAME_BYTES:
+            raise ValueError(
+                f"connections={connections}, byte_scale={byte_scale}, frame_bytes={frame_bytes}: "
+                f"needs at least one connection, a positive scale and frames of 1 to {MAX_FRAME_BYTES} bytes"
+            )
+        self.hello = encode_hello(node, secret)
+        self.clock = clock
+        self.byte_scale = byte_scale
+        self.frame_bytes = frame_bytes
+        self.payload: Payload = payload if payload is not None else PseudoRandomPayload()
+        self.closing: set[asyncio.Future[None]] = set()  # connections that still exist
+        self._connections = connections
+        self._pairs: dict[str, _Pair] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._zero()
+
+    def connect(self, peer: str, host: str, port: int) -> None:
+        """Open the connections to `peer` (its data port) ahead of the first transfer; no KV flows."""
+        self._pair(peer, host, port)
+
+    def transmit(self, message: Transmit, host: str, port: int) -> None:
+        """Send a granted transfer to `message.decode_node`, whose data port is at `host`:`port`.
+
+        Piece i leaves no earlier than its scheduled time; pieces that are due already leave at once. Raises ValueError
+        for a malformed message, or when this attempt is already being sent there.
+        """
+        self._pair(message.decode_node, host, port).transmit(message)
+
+    def stop(self, message: StopTransmit) -> None:
+        """Forget the attempt: nothing more of it is handed to a connection.
+
+        What the sockets hold already still goes out, so that frames stay whole. Unknown attempts are ignored.
+        """
+        pair = self._pairs.get(message.decode_node)
+        if pair is not None:
+            pair.stop((message.request_id, message.attempt))
+
+    def forget_peer(self, node: str) -> None:
+        """The control plane declared `node` lost: drop all transfers to it and close its connections."""
+        pair = self._pairs.pop(node, None)
+        if pair is not None:
+            self._end(pair)
+
+    def reset(self) -> None:
+        """A new epoch: drop all transfers, keep the connections, count from zero."""
+        for pair in self._pairs.values():
+            pair.stop_all()
+        self._zero()
+
+    @property
+    def sent_kv_bytes(self) -> int:
+        """`sent_bytes` in model bytes."""
+        return round(self.sent_bytes / self.byte_scale)
+
+    @property
+    def live_transfers(self) -> int:
+        """Transfers that are not acknowledged completely."""
+        return sum(len(pair.transfers) for pair in self._pairs.values())
+
+    def paths(self) -> tuple[PathSample, ...]:
+        """TCP_INFO of every peer with a live connection, in wall units.
+
+        RTT is the mean over its connections; retransmits, congestion window and delivery rate are sums over the live
+        ones. unsent_bytes: produced, but not put on the wire yet (queue, and the sockets' unsent part).
+        """
+        samples = []
+        for pair in self._pairs.values():
+            infos = [info for outlet in pair.outlets if (info := outlet.tcp_info()) is not None]
+            if not infos:
+                continue
+            samples.append(
+                PathSample(
+                    peer=pair.peer,
+                    rtt_s=sum(info.rtt_s for info in infos) / len(infos),
+                    retransmits=sum(info.retransmits for info in infos),
+                    cwnd_packets=sum(info.cwnd_packets for info in infos),
+                    delivery_rate_bps=sum(info.delivery_rate_bps for info in infos),
+                    unsent_bytes=pair.unsent_bytes() + sum(info.notsent_bytes for info in infos),
+                )
+            )
+        return tuple(samples)
+
+    async def close(self) -> None:
+        """Drop everything and wait until the last connection and task is gone."""
+        for peer in list(self._pairs):
+            self.forget_peer(peer)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        if self.closing:
+            await asyncio.wait(self.closing)
+
+    def count(self, frame: _Frame) -> None:
+        self.sent_frames += 1
+        self.sent_bytes += frame.length
+
+    def _pair(self, peer: str, host: str, port: int) -> _Pair:
+        pair = self._pairs.get(peer)
+        if pair is None:
+            pair = self._pairs[peer] = _Pair(self, peer, host, port, self._connections)
+        pair.address = (host, port)
+        return pair
+
+    def _end(self, pair: _Pair) -> None:
+        pair.close()
+        for task in pair.tasks:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _zero(self) -> None:
+        self.sent_bytes = self.sent_frames = self.resent_frames = self.lost_connections = 0
+
+
+class _Inlet(asyncio.BufferedProtocol):
+    """The receiver's end of one connection."""
+
+    def __init__(self, receiver: KvReceiver) -> None:
+        self.node: str | None = None
+        self.transport: asyncio.Transport | None = None
+        self._receiver = receiver
+        self._reader = FrameReader(self._hello, self._begin, self._end)
+        self._landing: Incoming | None = None  # what the present frame belongs to
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._receiver.inlets.add(self)
+        self._patience = asyncio.get_running_loop().call_later(_HELLO_S, self.abort)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        try:
+            self._reader.filled(nbytes)
+        except FrameError:
+            self._receiver.refuse("malformed")
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hush()
+        if self._landing is not None:
+            self._landing.writers.pop(self, None)
+            self._landing = None
+        self._receiver.inlet_closed(self)
+
+    def abort(self) -> None:
+        self._hush()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def discard(self) -> None:
+        """The frame being received lost its place; what is left of it goes nowhere."""
+        self._landing = None
+        self._reader.discard()
+
+    def _hush(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _hello(self, hello: Hello) -> None:
+        self._hush()
+        if self._receiver.knows(hello):
+            self.node = hello.node
+        else:
+            self._receiver.refused_connections += 1
+            self.abort()
+
+    def _begin(self, frame: FrameHeader) -> memoryview | None:
+        landing = self._landing = self._receiver.place(self, frame)
+        if landing is None or landing.memory is None:
+            return None
+        return landing.memory[frame.offset : frame.offset + frame.length]
+
+    def _end(self, frame: FrameHeader, intact: bool) -> None:
+        landing, self._landing = self._landing, None
+        assert self.transport is not None
+        if landing is not None:
+            del landing.writers[self]
+        self.transport.write(ACK.pack(frame.token, frame.offset))
+        if landing is not None:
+            self._receiver.arrived(landing, frame, intact)
+
+
+class KvReceiver:
+    """Receives the KV that this node expects.
+
+    on_landed(token): all bytes have arrived and were verified; once a token. on_damaged(token, reason): the transfer
+    cannot complete. Both are called on the event loop's thread, with the token forgotten already. sink: where transfers
+    land; None verifies and discards.
+
+    Counters, cumulative since `reset`: landed_bytes (verified wire bytes by sender), landed_frames, duplicates (frames
+    that came again after a reconnection), refused (frames by reason), refused_connections (wrong secret). Reasons:
+    unknown_token (never expected, withdrawn, or complete), wrong_sender, out_of_range, overlap, bad_crc, malformed (the
+    connection is closed: its stream is out of step).
+    """
+
+    def __init__(
+        self,
+        node: str,
+        secret: str,
+        on_landed: Callable[[int], None],
+        on_damaged: Callable[[int, str], None],
+        *,
+        byte_scale: float = 1.0,
+        sink: Sink | None = None,
+    ) -> None:
+        if byte_scale <= 0:
+            raise ValueError(f"byte_scale={byte_scale}: must be positive")
+        self.node = node
+        self.inlets: set[_Inlet] = set()
+        self._digest = secret_digest(secret)
+        self._on_landed, self._on_damaged = on_landed, on_damaged
+        self._byte_scale = byte_scale
+        self._sink = sink
+        self._landings: dict[int, Incoming] = {}
+        self._server: asyncio.Server | None = None
+        self._all_closed = asyncio.Event()
+        self._zero()
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen at `host`:`port` (0: any free one) and return the port. Raises OSError when it is taken."""
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Inlet(self), host, port)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    def expect(self, message: Expect) -> None:
+        """Accept the transfer's bytes from now on.
+
+        Raises ValueError for a token that is already expected, or when the sink's memory does not fit.
+        """
+        if message.token in self._landings:
+            raise ValueError(f"{message}: this token is expected already")
+        size = wire_bytes(message.kv_bytes, self._byte_scale)
+        memory = self._sink(message, size) if self._sink is not None else None
+        if memory is not None and (memory.readonly or memory.format != "B" or memory.nbytes != size):
+            raise ValueError(f"{message}: its memory must be {size} writable bytes, format B")
+        self._landings[message.token] = Incoming(message.token, message.prefill_node, size, memory)
+
+    def unexpect(self, token: int) -> None:
+        """Accept no more bytes under `token` and let go of its memory; late ones are discarded.
+
+        Unknown tokens are ignored.
+        """
+        landing = self._landings.pop(token, None)
+        if landing is not None:
+            for inlet in landing.writers:
+                self.refuse("unknown_token")
+                inlet.discard()
+            landing.writers.clear()
+
+    def forget_peer(self, node: str) -> None:
+        """The control plane declared `node` lost: its live transfers are damaged, its connections closed."""
+        for inlet in [inlet for inlet in self.inlets if inlet.node == node]:
+            inlet.abort()
+        for token in [landing.token for landing in self._landings.values() if landing.sender == node]:
+            self._damage(token, f"the connection to {node} is lost")
+
+    def reset(self) -> None:
+        """A new epoch: expect nothing, keep the connections, count from zero."""
+        for token in list(self._landings):
+            self.unexpect(token)
+        self._zero()
+
+    @property
+    def landed_kv_bytes(self) -> dict[str, int]:
+        """`landed_bytes` in model bytes."""
+        return {node: round(count / self._byte_scale) for node, count in self.landed_bytes.items()}
+
+    @property
+    def refused_frames(self) -> int:
+        """Frames refused, for whatever reason."""
+        return self.refused.total()
+
+    @property
+    def expected(self) -> int:
+        """Transfers that are expected and not complete."""
+        return len(self._landings)
+
+    async def close(self) -> None:
+        """Stop listening, expect nothing, and wait until the last connection is gone."""
+        if self._server is not None:
+            self._server.close()
+        for token in list(self._landings):
+            self.unexpect(token)
+        while self.inlets:
+            self._all_closed.clear()
+            for inlet in self.inlets:
+                inlet.abort()
+            await self._all_closed.wait()
+
+    def knows(self, hello: Hello) -> bool:
+        return hmac.compare_digest(hello.digest, self._digest)
+
+    def refuse(self, reason: str) -> None:
+        self.refused[reason] += 1
+
+    def inlet_closed(self, inlet: _Inlet) -> None:
+        self.inlets.discard(inlet)
+        if not self.inlets:
+            self._all_closed.set()
+
+    def place(self, inlet: _Inlet, frame: FrameHeader) -> Incoming | None:
+        """The transfer that `frame` may be stored in; None, counted, for a frame to discard."""
+        landing = self._landings.get(frame.token)
+        if landing is None:
+            self.refuse("unknown_token")
+            return None
+        if landing.sender != inlet.node:
+            self.refuse("wrong_sender")
+            return None
+        if frame.offset + frame.length > landing.size:
+            self._refuse_and_damage(frame.token, "out_of_range")
+            return None
+        if landing.done.get(frame.offset) == frame.length:
+            self.duplicates += 1
+            return None
+        if landing.overlaps(frame):
+            self._refuse_and_damage(frame.token, "overlap")
+            return None
+        for other, range_ in list(landing.writers.items()):
+            if range_.offset == frame.offset:  # sent again on a new connection: the old one is dead at the sender's end
+                self.duplicates += 1
+                del landing.writers[other]
+                other.discard()
+        landing.writers[inlet] = frame
+        return landing
+
+    def arrived(self, landing: Incoming, frame: FrameHeader, intact: bool) -> None:
+        if not intact:
+            self._refuse_and_damage(landing.token, "bad_crc")
+            return
+        landing.add(frame)
+        self.landed_bytes[landing.sender] = self.landed_bytes.get(landing.sender, 0) + frame.length
+        self.landed_frames += 1
+        if landing.landed == landing.size:
+            del self._landings[landing.token]
+            self._on_landed(landing.token)
+
+    def _refuse_and_damage(self, token: int, reason: str) -> None:
+        self.refuse(reason)
+        self._damage(token, reason)
+
+    def _damage(self, token: int, reason: str) -> None:
+        self.unexpect(token)
+        self._on_damaged(token, reason)
+
+    def _zero(self) -> None:
+        self.landed_bytes: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
+        self.landed_frames = self.duplicates = self.refused_connections = 0
