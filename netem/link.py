@@ -1,7 +1,233 @@
-"""The state of the shaped link, and what it takes to get it: pure values, in wall units (s, bytes, bit/s)."""
+"""The state of the shaped link, and what it takes to get it: pure values, in wall units (s, bytes, bit/s).
+
+`LinkState` is what is asked of one direction, `plan` the qdiscs, classes and filters that give it, as data; `tc.py`
+carries a plan to the kernel and reads it back. Nothing here touches a kernel, so shaping is tested without root.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import NoReturn
+
+DIRECTIONS = ("to_pd", "to_prfaas")
+
+MIN_RATE_BPS = 1e6  # below, an htb class stays dead for a minute after a step; an outage is not a tiny rate
+MAX_RATE_BPS = 400e9  # a packet then takes 30 ns; htb counts whole nanoseconds
+CONTROL_PORTS = (7168, 0xFF80)  # first port, mask: 7168-7295, docs/contracts.md
+
+ROOT_HANDLE = "1:0"
+KV_CLASS = "1:10"
+CONTROL_CLASS = "1:20"
+
+_ETHERNET_BYTES = 14
+_IP_TCP_BYTES = 52  # IPv4 20, TCP 20, time stamps 12
+_BURST_FLOOR_BYTES = 70_000  # one 64 kB super-packet with the headers of all its segments
+_BURST_S = 0.004
+_QUEUE_FLOOR_BYTES = 4 * _BURST_FLOOR_BYTES
+_QUEUE_S = 0.010
+_QUANTUM_BYTES = 60_000
+_UNIT = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
 
 class LinkError(ValueError):
-    """A link that cannot be had. The message alone is for the user: field, value, remedy."""
+    """A link that cannot be had. The message alone is for the user: field, value, remedy (also kept as attributes)."""
+
+    def __init__(self, message: str, field: str | None = None, value: object = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.field, self.value, self.remedy = field, value, remedy
+
+
+def _refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:
+    raise LinkError(f"{field}: {value!r} {problem}; {remedy}", field, value, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """One direction of the link.
+
+    `rate_bps` is what the KV class may send, Ethernet headers included; `control_rate_bps` is the control class's own
+    guaranteed rate beside it, not borrowed from the KV's. `mtu` is the interfaces' (bytes), fixed when they are made.
+    `delay_s` and `jitter_s` are one-way, `loss` is a fraction: only zero is accepted while no mechanism does them.
+    Raises LinkError for what cannot be had.
+    """
+
+    rate_bps: float
+    control_rate_bps: float = 2e6
+    mtu: int = 1500
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("rate_bps", "control_rate_bps"):
+            _check_rate(field, getattr(self, field))
+        if isinstance(self.mtu, bool) or not isinstance(self.mtu, int) or not 576 <= self.mtu <= 9000:
+            _refuse("mtu", self.mtu, "is no MTU in bytes", "give an integer from 576 to 9000, usually 1500")
+        for field in ("delay_s", "jitter_s", "loss"):
+            value = _number(field, getattr(self, field))
+            if value != 0:
+                _refuse(field, value, "cannot be done: this link shapes rates only", f"leave {field} at 0")
+
+
+def _number(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(field, value, "is not a number", "give a plain number in the unit of the field's name")
+    if not math.isfinite(value):
+        _refuse(field, value, "is not finite", "give a plain number in the unit of the field's name")
+    return float(value)
+
+
+def _check_rate(field: str, value: object) -> None:
+    rate = _number(field, value)
+    if rate <= 0:
+        _refuse(field, value, "is no rate", "a link that is down is an outage, not a rate; give at least 1e6 bits/s")
+    if rate < MIN_RATE_BPS:
+        remedy = "give at least 1e6 (is it Mbit/s, or bytes? the field is bits/s), or raise scale.bytes"
+        _refuse(field, value, "bits/s is below the 1 Mbit/s floor of htb", remedy)
+    if rate > MAX_RATE_BPS:
+        _refuse(field, value, "bits/s is more than htb can time", f"give at most {MAX_RATE_BPS:.0e}")
+
+
+def parse_rate(text: str | float, field: str = "rate") -> float:
+    """Bits per second from `'16gbps'`, `'160mbit'`, `'2.5 Gbit/s'`, `'1e8'` or a number. Decimal prefixes (k = 1000).
+
+    Refuses (LinkError) what people read in two ways: bytes (`MB/s`, `mb`) and binary prefixes (`Mibit`). tc's own
+    `mbps` means megabytes; here `bps` is bits per second, as networks are sold.
+    """
+    if isinstance(text, bool) or not isinstance(text, str):
+        rate = _number(field, text)
+    else:
+        match = _UNIT.match(text)
+        if match is None:
+            _refuse(field, text, "is not a rate", "write e.g. 160mbit, 16gbps or a number of bits/s")
+        rate = _number(field, float(match[1].replace("_", "")) * _scale_of(field, text, match[2]))
+    if rate <= 0:
+        _refuse(field, text, "is no rate", "a link that is down is an outage, not a rate; give at least 1mbit")
+    return rate
+
+
+def _scale_of(field: str, text: str, unit: str) -> float:
+    if "B" in unit or re.fullmatch(r"[kmgt]?b(/s)?|[kmgt]?bytes?(/s|ps)?", unit.lower()):
+        _refuse(field, text, "may mean bytes", "write bits: 1 MB/s is 8mbit")
+    known = re.fullmatch(r"([kmgt]?)(bit|bits|bps|bit/s|bits/s|bitps)|", unit.lower())
+    if known is None:
+        _refuse(field, text, f"has the unknown unit {unit!r}", "write kbit, mbit, gbit or kbps, mbps, gbps (decimal)")
+    return _PREFIXES[known[1] or ""]
+
+
+def expected_goodput_bps(rate_bps: float, mtu: int = 1500) -> float:
+    """TCP payload that fits in `rate_bps`: 1448/1514 of it at MTU 1500 (IPv4, time stamps; Ethernet header counted)."""
+    return rate_bps * (mtu - _IP_TCP_BYTES) / (mtu + _ETHERNET_BYTES)
+
+
+def update(states: Mapping[str, LinkState], body: object) -> dict[str, LinkState]:
+    """`states` (direction -> LinkState) with a partial state laid over them.
+
+    `body` is a JSON object: fields of LinkState for both directions, `{"to_pd": {...}}` for one (takes precedence).
+    Raises LinkError for an unknown field or a state that cannot be had; `mtu` cannot change on a live link.
+    """
+    if not isinstance(body, Mapping):
+        _refuse("link", body, "is not an object", 'send e.g. {"rate_bps": 1e8} or {"to_pd": {"rate_bps": 1e8}}')
+    both = {key: value for key, value in body.items() if key not in DIRECTIONS}
+    updated = {direction: _overlay(state, both, "") for direction, state in states.items()}
+    for direction in (key for key in body if key in DIRECTIONS):
+        if direction not in states:
+            _refuse(direction, body[direction], "is not shaped here", f"use {', '.join(states)}")
+        if not isinstance(body[direction], Mapping):
+            _refuse(direction, body[direction], "is not an object", 'send e.g. {"to_pd": {"rate_bps": 1e8}}')
+        updated[direction] = _overlay(updated[direction], body[direction], f"{direction}.")
+    return updated
+
+
+def _overlay(state: LinkState, given: Mapping[str, object], prefix: str) -> LinkState:
+    known = [field.name for field in fields(LinkState)]
+    for key, value in given.items():
+        if key not in known:
+            usable = known if prefix else [*known, *DIRECTIONS]
+            _refuse(prefix + str(key), value, "is no field of the link", f"use one of {', '.join(usable)}")
+    if given.get("mtu", state.mtu) != state.mtu:
+        _refuse(prefix + "mtu", given["mtu"], "cannot change on a live link", "set it where the topology is built")
+    try:
+        return replace(state, **given)  # type: ignore[arg-type]
+    except LinkError as refused:
+        raise LinkError(prefix + str(refused), prefix + str(refused.field), refused.value, refused.remedy) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The htb root. `default`: the class of what no filter selects; htb takes its *number* ("1:10" -> 0x10)."""
+
+    handle: str
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class RateClass:
+    """An htb class: rate = ceil, burst = cburst. Bits/s and bytes."""
+
+    handle: str
+    parent: str
+    rate_bps: float
+    burst_bytes: int
+    quantum_bytes: int
+    prio: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A class's queue (bfifo), in bytes, as super-packets make a count of packets mean nothing."""
+
+    handle: str
+    parent: str
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortFilter:
+    """TCP over IPv4 whose source ("sport") or destination ("dport") & mask == port goes to `target`."""
+
+    parent: str
+    target: str
+    prio: int
+    end: str
+    port: int
+    mask: int
+
+
+Command = Root | RateClass | Leaf | PortFilter
+
+
+def burst_bytes(rate_bps: float) -> int:
+    """4 ms of the rate, at least 70 kB: htb's own default loses up to 28 % above 1 Gbit/s, over 10 ms leaks."""
+    return max(_BURST_FLOOR_BYTES, math.ceil(rate_bps / 8 * _BURST_S))
+
+
+def queue_bytes(rate_bps: float) -> int:
+    """The leaf's limit: 10 ms of the rate (at least four super-packets, else TCP starves) and what a burst lets in."""
+    return max(_QUEUE_FLOOR_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S)) + burst_bytes(rate_bps)
+
+
+def plan(state: LinkState) -> tuple[Command, ...]:
+    """What one egress interface needs for `state`, in the order to add it: every class before what refers to it.
+
+    The classes stand side by side: KV gets exactly its rate, whatever control does, and control is served first.
+    """
+    commands: list[Command] = [Root(ROOT_HANDLE, KV_CLASS)]
+    for handle, leaf, rate_bps, prio in (
+        (KV_CLASS, "10:0", state.rate_bps, 1),
+        (CONTROL_CLASS, "20:0", state.control_rate_bps, 0),
+    ):
+        commands.append(RateClass(handle, ROOT_HANDLE, rate_bps, burst_bytes(rate_bps), _QUANTUM_BYTES, prio))
+        commands.append(Leaf(leaf, handle, queue_bytes(rate_bps)))
+    for number, end in enumerate(("sport", "dport"), start=1):
+        commands.append(PortFilter(ROOT_HANDLE, CONTROL_CLASS, number, end, *CONTROL_PORTS))
+    return tuple(commands)
+
+
+def changes(old: LinkState, new: LinkState) -> tuple[Command, ...]:
+    """The commands of `plan(new)` that `plan(old)` lacks: classes and leaves to change in place, empty for a no-op."""
+    return tuple(command for command in plan(new) if command not in plan(old))

@@ -1,0 +1,245 @@
+"""The shaper's process, beside the link in the WAN's namespace: `python -m netem.agent --config FILE`.
+
+Shapes every direction at start, says so by its ready file, and then serves HTTP on a Unix socket (which crosses network
+namespaces). Every applied step is logged with the time at which the kernel had it, and counters are sampled. What it
+shaped stays shaped when it leaves: a link without its agent must not become a faster one.
+
+    GET  /link      {"to_pd": {"asked", "kept", "applied", "counters"}, "to_prfaas": ...}
+    PUT  /link      partial state as in `netem.link.update`; answers as GET
+    GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets"}, ...}
+
+A state that cannot be had answers 400 {"error": {message, field, value, remedy}}; a kernel that did not do it, 500.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from aiohttp import web
+from pyroute2 import AsyncIPRoute
+
+from netem.link import DIRECTIONS, LinkError, LinkState, RateClass, update
+from netem.tc import Applied, Counters, Shaper
+
+COUNTER_COLUMNS = (
+    "t_ns",
+    "direction",
+    "kv_bytes",
+    "control_bytes",
+    "drops",
+    "backlog_bytes",
+    "rate_bps",
+    "direct_packets",
+)
+MIN_STEP_S = 0.02  # htb times what is queued at the old rate until its next event; steps closer than this blur
+
+_log = logging.getLogger("netem.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The agent's JSON file. Wall units.
+
+    `socket`: path of the Unix socket. `interfaces`: direction -> interface name. `state`: as for PUT /link, with
+    `rate_bps` for every direction. `applied_log`: JSON lines, one a step that was applied. `counters_csv`:
+    COUNTER_COLUMNS, both directions every `sample_s`. `ready`: file made (holding the pid) once the link is shaped.
+    """
+
+    socket: str
+    interfaces: Mapping[str, str]
+    state: Mapping[str, Any]
+    applied_log: str
+    counters_csv: str
+    ready: str
+    sample_s: float = 0.25
+
+    @classmethod
+    def load(cls, path: Path) -> AgentConfig:
+        """Raises LinkError naming the file and the field."""
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, ValueError) as wrong:
+            raise LinkError(f"{path}: no readable JSON ({wrong}); give the agent's configuration file") from wrong
+        names = {member.name for member in dataclasses.fields(cls)}
+        needed = {member.name for member in dataclasses.fields(cls) if member.default is dataclasses.MISSING}
+        if not isinstance(raw, dict) or not needed <= raw.keys() <= names:
+            raise LinkError(f"{path}: needs the fields {sorted(needed)} and takes no others than {sorted(names)}")
+        config = cls(**raw)
+        if not config.interfaces or not config.interfaces.keys() <= set(DIRECTIONS):
+            raise LinkError(f"{path}: interfaces: {config.interfaces!r} needs one or both of {', '.join(DIRECTIONS)}")
+        if not isinstance(config.state, dict):
+            raise LinkError(f"{path}: state: {config.state!r} is not an object; give e.g. {{\"rate_bps\": 1e8}}")
+        if isinstance(config.sample_s, bool) or not isinstance(config.sample_s, int | float) or config.sample_s < 0.01:
+            raise LinkError(f"{path}: sample_s: {config.sample_s!r} is no interval; give at least 0.01 (seconds)")
+        return config
+
+    def states(self) -> dict[str, LinkState]:
+        """The initial state of each direction. Raises LinkError."""
+        mtu = self.state.get("mtu", 1500)
+        placeholders = {direction: LinkState(rate_bps=1e9, mtu=mtu) for direction in self.interfaces}
+        states = update(placeholders, self.state)
+        for direction in self.interfaces:
+            if "rate_bps" not in self.state and "rate_bps" not in self.state.get(direction, {}):
+                raise LinkError(f"state: {direction} has no rate_bps; name the link's rate in bits/s")
+        return states
+
+
+@dataclass(slots=True)
+class Agent:
+    """The link of one testbed: a Shaper a direction, what was asked of it, when it took hold."""
+
+    config: AgentConfig
+    shapers: Mapping[str, Shaper]
+    applied_log: TextIO
+    counters_csv: TextIO
+    states: dict[str, LinkState] = field(default_factory=dict)
+    applied: dict[str, Applied] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def apply(self, states: Mapping[str, LinkState]) -> None:
+        """Bring every direction to `states`, log the steps; an unchanged one is left alone. Raises LinkError."""
+        for direction, state in states.items():
+            applied = await self.shapers[direction].apply(state)
+            self.states[direction] = state
+            if not applied.commands:
+                continue
+            self.applied[direction] = applied
+            row = {"direction": direction, **dataclasses.asdict(applied), "state": dataclasses.asdict(state)}
+            self.applied_log.write(json.dumps(row) + "\n")
+            self.applied_log.flush()
+
+    async def put(self, body: object) -> None:
+        """Lay a partial state over the present one and apply it, no sooner than MIN_STEP_S after the step before."""
+        async with self.lock:
+            states = update(self.states, body)
+            last_ns = max((applied.t_applied_ns for applied in self.applied.values()), default=0)
+            await asyncio.sleep(max(0.0, MIN_STEP_S - (time.monotonic_ns() - last_ns) / 1e9))
+            await self.apply(states)
+
+    async def counters(self) -> dict[str, Counters]:
+        return {direction: await shaper.counters() for direction, shaper in self.shapers.items()}
+
+    async def describe(self) -> dict[str, Any]:
+        """What GET /link answers: per direction asked (LinkState), kept (read back now), applied, counters."""
+        answer: dict[str, Any] = {}
+        for direction, shaper in self.shapers.items():
+            kept = [command for command in await shaper.read_back() if isinstance(command, RateClass)]
+            asked, applied = self.states.get(direction), self.applied.get(direction)
+            answer[direction] = {
+                "interface": self.config.interfaces[direction],
+                "asked": dataclasses.asdict(asked) if asked else None,
+                "kept": {command.handle: dataclasses.asdict(command) for command in kept},
+                "applied": dataclasses.asdict(applied) if applied else None,
+                "counters": dataclasses.asdict(await shaper.counters()),
+            }
+        return answer
+
+    async def sample(self) -> None:
+        """Write a row a direction every `sample_s`, on a fixed grid, until cancelled. Raises LinkError."""
+        writer = csv.writer(self.counters_csv, lineterminator="\n")
+        if not self.counters_csv.tell():
+            writer.writerow(COUNTER_COLUMNS)
+        due_s = time.monotonic()
+        while True:
+            for direction, now in (await self.counters()).items():
+                state = self.states.get(direction)
+                traffic = (now.kv.sent_bytes, now.control.sent_bytes, now.kv.drops, now.kv.backlog_bytes)
+                writer.writerow((now.t_ns, direction, *traffic, state.rate_bps if state else "", now.direct_packets))
+                if now.direct_packets:
+                    _log.error("%s: %d packets left unshaped; the run is invalid", direction, now.direct_packets)
+            self.counters_csv.flush()
+            due_s = max(due_s + self.config.sample_s, time.monotonic())
+            await asyncio.sleep(due_s - time.monotonic())
+
+
+def application(agent: Agent) -> web.Application:
+    """The agent's HTTP interface; the module's docstring lists it."""
+
+    async def get_link(_: web.Request) -> web.Response:
+        return web.json_response(await agent.describe())
+
+    async def put_link(request: web.Request) -> web.Response:
+        try:
+            body = await request.json()
+        except ValueError as wrong:
+            raise LinkError(f"body: not JSON ({wrong}); send e.g. {{\"rate_bps\": 1e8}}", "body") from wrong
+        await agent.put(body)
+        return web.json_response(await agent.describe())
+
+    async def get_counters(_: web.Request) -> web.Response:
+        answer = await agent.counters()
+        return web.json_response({direction: dataclasses.asdict(now) for direction, now in answer.items()})
+
+    @web.middleware
+    async def refusals(request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            response: web.StreamResponse = await handler(request)
+            return response
+        except LinkError as refused:
+            error = {"message": str(refused), "field": refused.field, "value": refused.value, "remedy": refused.remedy}
+            status = 400 if refused.field is not None else 500  # a wrong request, or a kernel that did not do it
+            return web.json_response({"error": error}, status=status, dumps=lambda data: json.dumps(data, default=repr))
+
+    app = web.Application(middlewares=[refusals])
+    app.add_routes([web.get("/link", get_link), web.put("/link", put_link), web.get("/counters", get_counters)])
+    return app
+
+
+async def run(config: AgentConfig) -> None:
+    """Shape, serve and sample until SIGTERM or SIGINT. Raises LinkError when the link cannot be had (any more)."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with open(config.applied_log, "a") as applied_log, open(config.counters_csv, "a") as counters_csv:
+        async with AsyncIPRoute() as ip:
+            shapers = {direction: Shaper(ip, name) for direction, name in config.interfaces.items()}
+            agent = Agent(config, shapers, applied_log, counters_csv)
+            await agent.apply(config.states())
+            runner = web.AppRunner(application(agent), access_log=None)
+            await runner.setup()
+            Path(config.socket).unlink(missing_ok=True)
+            await web.UnixSite(runner, config.socket).start()
+            sampler = asyncio.create_task(agent.sample())
+            stopped = asyncio.create_task(stop.wait())
+            Path(config.ready).write_text(f"{os.getpid()}\n")
+            try:
+                await asyncio.wait({sampler, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if sampler.done():
+                    await sampler
+            finally:
+                sampler.cancel()
+                stopped.cancel()
+                with suppress(asyncio.CancelledError, LinkError):
+                    await sampler
+                await runner.cleanup()
+                Path(config.socket).unlink(missing_ok=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m netem.agent", description="Shape the link and serve its state.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, see AgentConfig")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(run(AgentConfig.load(parser.parse_args().config)))
+    except LinkError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Measures what a link really carries: TCP goodput over k connections, either way, and the idle round trip.
+
+    python -m netem.probe serve   --address 10.77.2.1 --port 7424
+    python -m netem.probe measure --host 10.77.2.1 --port 7424 --seconds 3 --connections 1 [--reverse] [--json]
+
+Goodput is counted where it lands. The receiver of each connection notes (time, bytes so far) every few ms; the figure
+is the bytes of all connections over one common window, that opens `skip_s` after the last connection's first byte (the
+shaper's burst and TCP's slow start are over by then) and closes when the first sender stops. No copy is made on either
+side (sendfile out of memory, MSG_TRUNC discards), so a Gbit/s costs a small part of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from netem.link import LinkError
+
+_CHUNK_BYTES = 1 << 20
+_NOTE_NS = 5_000_000
+_PATIENCE_S = 30.0
+_UNSENT_BYTES = 256 << 10  # what a sender keeps unsent at most, so that it stops when it is told to
+_LENGTH = struct.Struct(">I")
+_TCP_NOTSENT_LOWAT = 25
+
+Timeline = Sequence[tuple[int, int]]  # (CLOCK_MONOTONIC ns, bytes so far), from the first byte on
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """`goodput_bps`: TCP payload over `window_s`, all connections. `rtt_*_s`: idle round trips of one byte."""
+
+    goodput_bps: float
+    window_s: float
+    connections: int
+    reverse: bool
+    congestion_control: str
+    rtt_min_s: float
+    rtt_p50_s: float
+    rtt_p99_s: float
+
+
+def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) -> tuple[float, float]:
+    """(bits/s, window in s) of several receivers' timelines over their common window.
+
+    The window is [last first byte + skip_s, earliest first byte + seconds], cut where a timeline ends. Raises
+    LinkError if nothing is left of it.
+    """
+    if not timelines or not all(timelines):
+        raise LinkError("probe: a connection received nothing; is the link down, or far slower than asked?")
+    start_ns = max(timeline[0][0] for timeline in timelines) + round(skip_s * 1e9)
+    end_ns = min(timeline[0][0] for timeline in timelines) + round(seconds * 1e9)
+    end_ns = min([end_ns, *(timeline[-1][0] for timeline in timelines)])
+    if end_ns <= start_ns:
+        raise LinkError(f"probe: nothing came after the first {skip_s} s; measure for longer")
+    received = sum(_bytes_at(timeline, end_ns) - _bytes_at(timeline, start_ns) for timeline in timelines)
+    window_s = (end_ns - start_ns) / 1e9
+    return received * 8 / window_s, window_s
+
+
+def _bytes_at(timeline: Timeline, at_ns: int) -> float:
+    for (t0_ns, before), (t1_ns, after) in pairwise(timeline):
+        if t0_ns <= at_ns <= t1_ns:
+            return before + (after - before) * (at_ns - t0_ns) / max(1, t1_ns - t0_ns)
+    return float(timeline[-1][1])
+
+
+def measure(
+    host: str, port: int, seconds: float = 3.0, connections: int = 1, reverse: bool = False, skip_s: float | None = None
+) -> Measurement:
+    """Measure against a running `serve`: from here to there, or back if `reverse`. Takes about `seconds`.
+
+    `skip_s` defaults to a third of `seconds`, at most 1 s. Raises LinkError when the peer is not reached or goes away.
+    """
+    if seconds <= 0 or connections < 1:
+        raise LinkError(f"probe: seconds {seconds} and connections {connections} must be positive")
+    skip_s = min(1.0, seconds / 3) if skip_s is None else skip_s
+    try:
+        round_trips = _round_trips(host, port)
+        algorithm, timelines = _traffic(host, port, seconds, connections, reverse)
+    except OSError as failure:
+        remedy = "is 'python -m netem.probe serve' running there, and the link up?"
+        raise LinkError(f"probe: {host}:{port}: {failure}; {remedy}") from failure
+    rate_bps, window_s = goodput_bps(timelines, seconds, skip_s)
+    rtts = round_trips[0], statistics.median(round_trips), round_trips[int(len(round_trips) * 0.99)]
+    return Measurement(rate_bps, window_s, connections, reverse, algorithm, *rtts)
+
+
+def _traffic(host: str, port: int, seconds: float, connections: int, reverse: bool) -> tuple[str, list[Timeline]]:
+    timelines: list[Timeline] = []
+    failures: list[OSError] = []
+    algorithms: list[str] = []
+
+    def one() -> None:
+        try:
+            with _connect(host, port) as sock:
+                algorithms.append(_congestion_control(sock))
+                _send(sock, {"do": "send" if reverse else "receive", "seconds": seconds})
+                if reverse:
+                    timelines.append(_drain(sock))
+                else:
+                    _flood(sock, seconds)
+                    timelines.append(_receive(sock))
+        except OSError as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=one) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return algorithms[0], timelines
+
+
+def _round_trips(host: str, port: int, count: int = 100) -> list[float]:
+    """Seconds, sorted."""
+    found = []
+    with _connect(host, port) as sock:
+        _send(sock, {"do": "echo"})
+        for _ in range(count):
+            start_ns = time.perf_counter_ns()
+            sock.sendall(b".")
+            _receive_exactly(sock, 1)
+            found.append((time.perf_counter_ns() - start_ns) / 1e9)
+    return sorted(found)
+
+
+def serve(address: str, port: int, ready: threading.Event | None = None) -> None:
+    """Answer measurements on `address`:`port` until the process ends. Raises LinkError if it cannot listen there."""
+    try:
+        listener = socket.create_server((address, port), backlog=128)
+    except OSError as refused:
+        remedy = "probe ports are 7424-7551; run it in the site whose address this is"
+        raise LinkError(f"probe: cannot listen on {address}:{port} ({refused.strerror}); {remedy}") from refused
+    if ready is not None:
+        ready.set()
+    with listener:
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=_answer, args=(sock,), daemon=True).start()
+
+
+def _answer(sock: socket.socket) -> None:
+    with sock:
+        sock.settimeout(_PATIENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            asked = _receive(sock)
+            match asked["do"]:
+                case "receive":
+                    _send(sock, _drain(sock))
+                case "send":
+                    _flood(sock, float(asked["seconds"]))
+                case "echo":
+                    while byte := sock.recv(1):
+                        sock.sendall(byte)
+        except (OSError, KeyError, TypeError, ValueError) as failure:
+            print(f"probe: a measurement ended early: {failure!r}", file=sys.stderr)
+
+
+def _flood(sock: socket.socket, seconds: float) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    source = os.memfd_create("netem-probe", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(source, _CHUNK_BYTES)
+        os.pwrite(source, b"\xa5" * _CHUNK_BYTES, 0)
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_PATIENCE_S), 0))
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            os.sendfile(sock.fileno(), source, 0, _CHUNK_BYTES)
+    finally:
+        os.close(source)
+    sock.settimeout(_PATIENCE_S)
+    sock.shutdown(socket.SHUT_WR)
+
+
+def _drain(sock: socket.socket) -> list[tuple[int, int]]:
+    buffer = bytearray(_CHUNK_BYTES)
+    timeline: list[tuple[int, int]] = []
+    total = 0
+    while received := sock.recv_into(buffer, _CHUNK_BYTES, socket.MSG_TRUNC):
+        total += received
+        now_ns = time.monotonic_ns()
+        if not timeline or now_ns - timeline[-1][0] >= _NOTE_NS:
+            timeline.append((now_ns, total))
+    return timeline
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    sock = socket.create_connection((host, port), timeout=_PATIENCE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _congestion_control(sock: socket.socket) -> str:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def _send(sock: socket.socket, message: object) -> None:
+    body = json.dumps(message).encode()
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _receive(sock: socket.socket) -> Any:
+    return json.loads(_receive_exactly(sock, _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size))[0]))
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    body = bytearray()
+    while len(body) < count:
+        piece = sock.recv(count - len(body))
+        if not piece:
+            raise ConnectionResetError("the peer closed the connection")
+        body += piece
+    return bytes(body)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m netem.probe", description="Goodput and round trip of a link.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    server = commands.add_parser("serve", help="answer measurements")
+    server.add_argument("--address", required=True)
+    client = commands.add_parser("measure", help="measure against a server")
+    client.add_argument("--host", required=True)
+    client.add_argument("--seconds", type=float, default=3.0)
+    client.add_argument("--connections", type=int, default=1)
+    client.add_argument("--reverse", action="store_true", help="from the server to here")
+    client.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    for command in (server, client):
+        command.add_argument("--port", type=int, required=True)
+    args = parser.parse_args()
+    try:
+        if args.command == "serve":
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            serve(args.address, args.port)
+        found = measure(args.host, args.port, args.seconds, args.connections, args.reverse)
+    except LinkError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(f"goodput {found.goodput_bps / 1e6:.1f} Mbit/s over {found.window_s:.1f} s ({found.congestion_control})")
+        print(f"idle round trip min {found.rtt_min_s * 1e3:.3f} ms, p50 {found.rtt_p50_s * 1e3:.3f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""A plan carried to the kernel (pyroute2), read back and compared: `LinkState -> plan -> kernel -> read back`.
+
+A live link is only ever *changed*: deleting a qdisc and adding it again loses its queue and lets a burst of three times
+the rate through. pyroute2's units are met here and nowhere else: an int rate is bytes/s, a burst is bytes, and what the
+kernel keeps of a burst is a time in ticks.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl.tcmsg import plugins, sched_pfifo
+from pyroute2.netlink.rtnl.tcmsg.common import tick_in_usec
+
+from netem.link import (
+    CONTROL_CLASS,
+    KV_CLASS,
+    ROOT_HANDLE,
+    Command,
+    Leaf,
+    LinkError,
+    LinkState,
+    PortFilter,
+    RateClass,
+    Root,
+    plan,
+)
+
+# pyroute2 0.9 does not know bfifo and would send it without its limit, to the interface's root. Same message as pfifo.
+plugins["bfifo"] = sched_pfifo
+
+_TC_H_ROOT = 0xFFFFFFFF
+_ETH_P_IP = 0x0800
+_PORT_OFFSET = {"sport": 20, "dport": 22}  # in an IPv4 header without options
+_PROTOCOL_KEY = (0x06000000, 0xFF000000, 9)  # TCP: value, mask, offset
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCounters:
+    """One class since it was made. Bytes on the wire (Ethernet headers of every segment included); backlog is now."""
+
+    sent_bytes: int
+    packets: int
+    drops: int
+    backlog_bytes: int
+    backlog_packets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One direction. `t_ns` is CLOCK_MONOTONIC just after the read; `direct_packets` went out unshaped (must be 0)."""
+
+    t_ns: int
+    kv: ClassCounters
+    control: ClassCounters
+    direct_packets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """When a state took hold: asked, and acknowledged by the kernel, CLOCK_MONOTONIC ns; `commands` sent (0: no-op)."""
+
+    t_asked_ns: int
+    t_applied_ns: int
+    commands: int
+
+
+def handle(text: str) -> int:
+    """`"1:10"` (hexadecimal, as tc writes it) -> 0x10010."""
+    major, _, minor = text.partition(":")
+    return int(major, 16) << 16 | int(minor or "0", 16)
+
+
+def encode(command: Command, index: int, change: bool = False) -> tuple[str, str, dict[str, Any]]:
+    """(verb, kind, keywords) for pyroute2's `tc()` on interface number `index`. Rates in bytes/s there."""
+    verb = "change" if change else "add"
+    match command:
+        case Root():
+            keywords = {"handle": handle(command.handle), "default": handle(command.default) & 0xFFFF}
+            return verb, "htb", {"index": index, **keywords}
+        case RateClass():
+            rate, burst = round(command.rate_bps / 8), command.burst_bytes
+            keywords = {"rate": rate, "ceil": rate, "burst": burst, "cburst": burst}
+            keywords |= {"quantum": command.quantum_bytes, "prio": command.prio}
+            return f"{verb}-class", "htb", {"index": index, **_place(command), **keywords}
+        case Leaf():
+            return verb, "bfifo", {"index": index, **_place(command), "limit": command.limit_bytes}
+        case PortFilter():
+            ports = f"{command.port:#06x}/{command.mask:#06x}+{_PORT_OFFSET[command.end]}"
+            keywords = {"parent": handle(command.parent), "target": handle(command.target), "prio": command.prio}
+            match_ = {"protocol": _ETH_P_IP, "keys": ["0x06/0xff+9", ports]}
+            return f"{verb}-filter", "u32", {"index": index, **keywords, **match_}
+
+
+def _place(command: RateClass | Leaf) -> dict[str, int]:
+    return {"handle": handle(command.handle), "parent": handle(command.parent)}
+
+
+class Shaper:
+    """The shaping of one egress interface; `ip` is an AsyncIPRoute opened in the interface's network namespace.
+
+    Each state is read back after it is applied: a kernel that keeps something else is a LinkError, never a no-op.
+    """
+
+    def __init__(self, ip: AsyncIPRoute, interface: str) -> None:
+        self._ip = ip
+        self._interface = interface
+        self._index = 0
+        self._applied: tuple[Command, ...] | None = None
+
+    async def apply(self, state: LinkState) -> Applied:
+        """Bring the interface to `state`: the first time by adding, then by changing in place; a no-op sends nothing.
+
+        Raises LinkError when the kernel refuses or keeps something else, or when someone else shapes the interface.
+        """
+        t_asked_ns = time.monotonic_ns()
+        wanted = plan(state)
+        first = self._applied is None
+        if first:
+            await self._adopt()
+        pending = [command for command in wanted if command not in (self._applied or ())]
+        self._applied = None if first else ()  # unknown until verified: a failed change is sent again in full
+        for command in pending:
+            await self._send(command, change=not first)
+        t_applied_ns = time.monotonic_ns()
+        self._verify(wanted, await self.read_back())
+        self._applied = wanted
+        return Applied(t_asked_ns, t_applied_ns, len(pending))
+
+    async def read_back(self) -> tuple[Command, ...]:
+        """What the kernel has, in the order of `plan`. A burst is exact to 1 us of its rate."""
+        found: list[Command] = []
+        leaves: dict[int, Leaf] = {}
+        filters: list[PortFilter] = []
+        async for message in await self._ip.get_qdiscs(index=self._index):
+            kind, options = message.get_attr("TCA_KIND"), message.get_attr("TCA_OPTIONS")
+            if kind == "htb":
+                default = options.get_attr("TCA_HTB_INIT")["defcls"]
+                found.append(Root(_text(message["handle"]), _text(message["handle"] | default)))
+            elif kind == "bfifo":
+                leaves[message["parent"]] = Leaf(_text(message["handle"]), _text(message["parent"]), options["limit"])
+        classes = [message async for message in await self._ip.get_classes(index=self._index)]
+        for message in sorted(classes, key=lambda message: int(message["handle"])):
+            found.append(_decode_class(message))
+            if message["handle"] in leaves:
+                found.append(leaves[message["handle"]])
+        async for message in await self._ip.get_filters(index=self._index, parent=handle(ROOT_HANDLE)):
+            options = message.get_attr("TCA_OPTIONS")
+            if options is not None and options.get_attr("TCA_U32_CLASSID") is not None:
+                filters.append(_decode_filter(message))
+        return (*found, *sorted(filters, key=lambda kept: kept.prio))
+
+    async def counters(self) -> Counters:
+        """Both classes and the unshaped packets, read now. Raises LinkError when the shaping is gone."""
+        classes: dict[int, ClassCounters] = {}
+        async for message in await self._ip.get_classes(index=self._index):
+            classes[message["handle"]] = _decode_counters(message)
+        direct: int | None = None
+        async for message in await self._ip.get_qdiscs(index=self._index):
+            if message.get_attr("TCA_KIND") == "htb":
+                direct = message.get_attr("TCA_OPTIONS").get_attr("TCA_HTB_INIT")["direct_pkts"]
+        t_ns = time.monotonic_ns()
+        if direct is None or not {handle(KV_CLASS), handle(CONTROL_CLASS)} <= classes.keys():
+            raise LinkError(f"interface {self._interface}: its shaping is gone; nothing but this agent may change it")
+        return Counters(t_ns, classes[handle(KV_CLASS)], classes[handle(CONTROL_CLASS)], direct)
+
+    async def _adopt(self) -> None:
+        found = await self._ip.link_lookup(ifname=self._interface)
+        if not found:
+            raise LinkError(f"interface {self._interface}: not in this network namespace; run the agent in the WAN's")
+        self._index = found[0]
+        async for message in await self._ip.get_qdiscs(index=self._index):
+            if message["handle"] != 0:
+                what = f"{message.get_attr('TCA_KIND')} {_text(message['handle'])}"
+                remedy = f"if nobody needs it: tc qdisc del dev {self._interface} root"
+                raise LinkError(f"interface {self._interface}: already shaped by {what}, not by this agent; {remedy}")
+
+    async def _send(self, command: Command, change: bool) -> None:
+        verb, kind, keywords = encode(command, self._index, change)
+        try:
+            await self._ip.tc(verb, kind, **keywords)
+        except NetlinkError as refused:
+            missing = f"this kernel has no {kind}: modprobe {'cls' if kind == 'u32' else 'sch'}_{kind}"
+            gone = "its shaping is gone: nothing but this agent may change it"
+            remedy = {
+                errno.ENOENT: gone if change else missing,
+                errno.EPERM: "shaping needs CAP_NET_ADMIN in the WAN's network namespace",
+            }.get(refused.code, "see 'prfaas doctor' for what this kernel carries")
+            what = f"interface {self._interface}: {command}: the kernel refused ({refused})"
+            raise LinkError(f"{what}; {remedy}") from refused
+
+    def _verify(self, wanted: Sequence[Command], kept: Sequence[Command]) -> None:
+        if len(wanted) != len(kept) or not all(map(_same, wanted, kept)):
+            raise LinkError(
+                f"interface {self._interface}: the kernel kept another state than asked. Asked: {list(wanted)}. "
+                f"Kept: {list(kept)}. Nothing but this agent may change it; see 'prfaas doctor'"
+            )
+
+
+def unshaped(counters: Counters, interface: str) -> None:
+    """Raise LinkError if any packet left `interface` without passing a class."""
+    if counters.direct_packets:
+        raise LinkError(f"interface {interface}: {counters.direct_packets} packets left unshaped; the run is invalid")
+
+
+def _text(number: int) -> str:
+    return f"{number >> 16:x}:{number & 0xFFFF:x}"
+
+
+def _same(wanted: Command, kept: Command) -> bool:
+    if not (isinstance(wanted, RateClass) and isinstance(kept, RateClass)):
+        return wanted == kept
+    return (
+        (wanted.handle, wanted.parent, wanted.prio) == (kept.handle, kept.parent, kept.prio)
+        and wanted.quantum_bytes == kept.quantum_bytes
+        and abs(wanted.rate_bps - kept.rate_bps) <= 4.0  # half a byte/s: the kernel's unit
+        and abs(wanted.burst_bytes - kept.burst_bytes) <= wanted.rate_bps / 8 * 1e-6 + 1
+    )
+
+
+def _decode_class(message: Any) -> RateClass:
+    options = message.get_attr("TCA_OPTIONS")
+    parameters = options.get_attr("TCA_HTB_PARMS")
+    rate = options.get_attr("TCA_HTB_RATE64") or parameters["rate"]
+    ceil = options.get_attr("TCA_HTB_CEIL64") or parameters["ceil"]
+    if rate != ceil or parameters["buffer"] != parameters["cbuffer"]:
+        raise LinkError(f"class {_text(message['handle'])}: its rate {rate} and ceil {ceil} (bytes/s) or bursts differ")
+    parent = ROOT_HANDLE if message["parent"] == _TC_H_ROOT else _text(message["parent"])
+    burst = round(parameters["buffer"] / tick_in_usec / 1e6 * rate)
+    return RateClass(_text(message["handle"]), parent, rate * 8.0, burst, parameters["quantum"], parameters["prio"])
+
+
+def _decode_counters(message: Any) -> ClassCounters:
+    statistics = message.get_attr("TCA_STATS2")
+    sent, queue = statistics.get_attr("TCA_STATS_BASIC"), statistics.get_attr("TCA_STATS_QUEUE")
+    return ClassCounters(sent["bytes"], sent["packets"], queue["drops"], queue["backlog"], queue["qlen"])
+
+
+def _decode_filter(message: Any) -> PortFilter:
+    options = message.get_attr("TCA_OPTIONS")
+    raw = b"".join(
+        struct.pack(">II", key["key_mask"], key["key_val"]) + struct.pack("=ii", key["key_off"], key["key_offmask"])
+        for key in options.get_attr("TCA_U32_SEL")["keys"]
+    )
+    if raw[:4] == bytes(4):  # pyroute2 0.9 decodes keys four bytes early; no key of ours has mask 0
+        raw = raw[4:] + bytes(4)
+    starts = range(0, len(raw), 16)
+    keys = [(*struct.unpack_from(">II", raw, at), *struct.unpack_from("=i", raw, at + 8)) for at in starts]
+    ends = {offset: end for end, offset in _PORT_OFFSET.items()}
+    ports = [(mask >> 16, value >> 16, ends[offset]) for mask, value, offset in keys if offset in ends]
+    protocols = [(value, mask, offset) for mask, value, offset in keys if offset not in ends]
+    if protocols != [_PROTOCOL_KEY] or len(ports) != 1 or message["info"] & 0xFFFF != 0x0008:
+        raise LinkError(f"filter of {_text(message['parent'])}: holds keys {keys} that are not this agent's")
+    mask, port, end = ports[0]
+    prio = message["info"] >> 16
+    return PortFilter(_text(message["parent"]), _text(options.get_attr("TCA_U32_CLASSID")), prio, end, port, mask)
