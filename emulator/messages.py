@@ -16,7 +16,7 @@ CONTROL: Final = "control"
 WIRE: Final = "wire"
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Base of all messages."""
 
 
@@ -200,8 +200,11 @@ class AttemptFailed(Message, frozen=True, gc=False):
     reason: str
 
 
-class PathSample(msgspec.Struct, frozen=True, array_like=True):
-    """TCP_INFO of a sender-receiver pair, summed or averaged over its connections (wall units, converted where shown)."""
+class PathSample(msgspec.Struct, frozen=True):
+    """TCP_INFO of a sender-receiver pair, summed or averaged over its connections.
+
+    Wall units where the transport takes the sample; model units inside a Telemetry message.
+    """
 
     peer: str
     rtt_s: float
@@ -212,7 +215,11 @@ class PathSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Telemetry(Message, frozen=True, gc=False):
-    """A node's own account of itself at t_s. Counters are cumulative since the node's epoch."""
+    """A node's own account of itself at t_s. Counters are cumulative since the node's epoch.
+
+    kv_landed_bytes: verified KV by the prefill node it came from, model bytes; wire_landed_bytes: the same as bytes on the wire.
+    late_p99_s, late_max_s: how late its timers fired, *wall* seconds.
+    """
 
     node: str
     t_s: float
@@ -224,6 +231,7 @@ class Telemetry(Message, frozen=True, gc=False):
     waiting_grants: int
     kv_sent_bytes: int
     kv_landed_bytes: dict[str, int]
+    wire_landed_bytes: dict[str, int]
     refused_frames: int
     late_p99_s: float
     late_max_s: float

@@ -1,0 +1,325 @@
+"""The live worker: one process an instance, carrying a pure machine on the wall clock with real sockets around it.
+
+`python -m emulator.worker --config FILE`. The machine (`instance.py`) decides; this file only moves its messages: control connections to the
+gateway and between prefill and decode nodes (`channel.py`), KV by `transfer.py`, token text by the backend, and telemetry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import uvloop
+
+from emulator.backends.timing import text_of
+from emulator.channel import Channel, Dialler
+from emulator.clock import Clock, Driver, Lateness
+from emulator.instance import DecodeInstance, PrefillInstance
+from emulator.messages import (
+    CONTROL,
+    WIRE,
+    AnyMessage,
+    Damaged,
+    Epoch,
+    Expect,
+    Hello,
+    Landed,
+    Out,
+    PathSample,
+    PeerLost,
+    Ready,
+    StopTransmit,
+    Telemetry,
+    Tokens,
+    Transmit,
+    Unexpect,
+)
+from emulator.profile import Profile, load_profile
+from emulator.transfer import KvReceiver, KvSender
+
+log = logging.getLogger("worker")
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where a decode node is reached by prefill nodes."""
+
+    host: str
+    control_port: int
+    data_port: int
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's configuration file. Model units; `control` is the gateway's name on its control connection."""
+
+    name: str
+    site: Literal["prfaas", "pd"]
+    role: Literal["prefill", "decode"]
+    host: str
+    control_port: int
+    data_port: int
+    secret: str
+    ready_file: str
+    profile: str
+    decode_step_s: float
+    decode_slots: int
+    pieces: int
+    outbox_bytes: int
+    landing_bytes: int
+    connections: int
+    stream_interval: int
+    time_scale: float
+    byte_scale: float
+    telemetry_s: float
+    peers: dict[str, Peer]
+
+
+class Worker:
+    """One instance: its machine, its connections, its telemetry."""
+
+    def __init__(self, config: Config) -> None:
+        profile = load_profile(config.profile)
+        assert isinstance(profile, Profile)
+        self.config = config
+        self.profile = profile
+        self.stopped = asyncio.Event()
+        self.clock = Clock(0, config.time_scale)
+        self.lateness = Lateness()
+        self.sender = KvSender(
+            config.name, config.secret, self.clock, connections=config.connections, byte_scale=config.byte_scale
+        )
+        self.receiver = KvReceiver(
+            config.name, config.secret, self._on_landed, self._on_damaged, byte_scale=config.byte_scale
+        )
+        self._gateway: Channel | None = None
+        self._inbound: dict[str, Channel] = {}  # prefill nodes that dialled this decode node
+        self._outbound: dict[str, Dialler] = {}  # decode nodes that this prefill node dials
+        self._token_base = secrets.randbits(62) & ~0xFFFFFFFF
+        self._loop = asyncio.get_running_loop()
+        self._all_peers = asyncio.Event()  # every decode node was reached once
+        self._telemetry: asyncio.TimerHandle | None = None
+        self._new_machine()
+
+    async def run(self) -> None:
+        """Listen, say that this worker is ready, and serve until told to stop."""
+        config = self.config
+        server = await self._loop.create_server(self._accept, config.host, config.control_port)
+        await self.receiver.listen(config.host, config.data_port)
+        if config.role == "prefill":
+            self._dial_peers()
+            await self._all_peers.wait()
+        Path(config.ready_file).write_text(str(os.getpid()))
+        gc.collect()
+        gc.freeze()
+        await self.stopped.wait()
+        server.close()
+        self.driver.close()
+        if self._telemetry is not None:
+            self._telemetry.cancel()
+        for dialler in self._outbound.values():
+            await dialler.close()
+        for channel in [*self._inbound.values(), *filter(None, [self._gateway])]:
+            channel.close("this node is stopping")
+        await self.sender.close()
+        await self.receiver.close()
+
+    # the machine
+    def _new_machine(self) -> None:
+        """An empty machine at the present epoch."""
+        config = self.config
+        self.machine: PrefillInstance | DecodeInstance
+        if config.role == "prefill":
+            self.machine = PrefillInstance(
+                config.name, self.profile, pieces=config.pieces, outbox_bytes=config.outbox_bytes
+            )
+        else:
+            self._token_base += 1 << 32
+            self.machine = DecodeInstance(
+                config.name,
+                slots=config.decode_slots,
+                step_s=config.decode_step_s,
+                landing_bytes=config.landing_bytes,
+                stream_interval=config.stream_interval,
+                token_base=self._token_base & (1 << 63) - 1,
+            )
+        self.lateness = Lateness()
+        self.driver = Driver(self.machine, self.clock, self._deliver, self.lateness)
+
+    def _start_epoch(self, epoch: Epoch) -> None:
+        self.driver.close()
+        self.clock.t0_ns = epoch.t0_ns
+        self.sender.reset()
+        self.receiver.reset()
+        self._new_machine()
+
+    def _deliver(self, out: list[Out]) -> None:
+        for destination, message in out:
+            if destination == CONTROL:
+                self._tell_control(message)
+            elif destination == WIRE:
+                self._tell_wire(message)
+            elif not self._tell_peer(destination, message):
+                self._loop.call_soon(self._peer_lost, destination)
+
+    def _tell_control(self, message: AnyMessage) -> None:
+        if type(message) is Tokens:
+            text = text_of(message.first, message.count)
+            message = Tokens(message.request_id, message.attempt, message.first, message.count, text)
+        if self._gateway is not None:
+            self._gateway.send(message)
+
+    def _tell_peer(self, node: str, message: AnyMessage) -> bool:
+        if node in self._outbound:
+            return self._outbound[node].send(message)
+        channel = self._inbound.get(node)
+        return channel is not None and channel.send(message)
+
+    def _tell_wire(self, message: AnyMessage) -> None:
+        match message:
+            case Transmit():
+                peer = self.config.peers[message.decode_node]
+                self.sender.transmit(message, peer.host, peer.data_port)
+            case StopTransmit():
+                self.sender.stop(message)
+            case Expect():
+                self.receiver.expect(message)
+            case Unexpect():
+                self.receiver.unexpect(message.token)
+            case _:
+                raise TypeError(f"{message!r} is not for the transport")
+
+    def _on_landed(self, token: int) -> None:
+        self.driver.handle(Landed(token))
+
+    def _on_damaged(self, token: int, reason: str) -> None:
+        self.driver.handle(Damaged(token, reason))
+
+    # connections
+    def _accept(self) -> Channel:
+        return Channel(self._on_message, self._on_closed, secret=self.config.secret)
+
+    def _dial_peers(self) -> None:
+        config = self.config
+        for name, peer in config.peers.items():
+            self._outbound[name] = Dialler(
+                name,
+                peer.host,
+                peer.control_port,
+                Hello(config.name, config.secret),
+                self._on_message,
+                self._peer_up,
+                lambda node, reason: self._peer_lost(node),
+            )
+
+    def _peer_up(self, channel: Channel) -> None:
+        peer = self.config.peers[channel.peer]
+        self.sender.connect(channel.peer, peer.host, peer.data_port)
+        if all(dialler.channel is not None for dialler in self._outbound.values()):
+            self._all_peers.set()
+
+    def _peer_lost(self, node: str) -> None:
+        self.driver.handle(PeerLost(node))
+        if self.config.role == "prefill":
+            self.sender.forget_peer(node)
+        else:
+            self.receiver.forget_peer(node)
+
+    def _on_message(self, channel: Channel, message: AnyMessage) -> None:
+        match message:
+            case Hello(node=node):
+                if node == CONTROL:
+                    self._gateway = channel
+                    self._report()
+                else:
+                    self._inbound[node] = channel
+            case Epoch():
+                self._start_epoch(message)
+                channel.send(Ready(self.config.name, message.epoch, self.config.role))
+            case _ if self.machine.accepts(message):
+                self.driver.handle(message)
+            case _:
+                log.warning("%s sent %s, which is not for a %s node", channel.peer, type(message).__name__, self.config.role)
+
+    def _on_closed(self, channel: Channel, reason: str) -> None:
+        if self.stopped.is_set():
+            return
+        if channel is self._gateway:
+            # Nobody is left to answer to: the next gateway starts a new epoch.
+            log.warning("the gateway's connection is gone: %s", reason)
+            self._gateway = None
+            self._start_epoch(Epoch(0, self.clock.t0_ns))
+        elif channel.peer and self._inbound.get(channel.peer) is channel:
+            log.warning("the control connection from %s is gone: %s", channel.peer, reason)
+            del self._inbound[channel.peer]
+            self._peer_lost(channel.peer)
+
+    # telemetry
+    def _report(self) -> None:
+        """Send this node's account of itself, and again every telemetry_s."""
+        if self._telemetry is not None:
+            self._telemetry.cancel()
+        if self._gateway is None:
+            return
+        machine = self.machine
+        prefill = isinstance(machine, PrefillInstance)
+        self._gateway.send(
+            Telemetry(
+                node=self.config.name,
+                t_s=self.clock.now_s(),
+                queued_requests=machine.queued_requests,
+                queued_tokens=machine.queued_tokens if prefill else 0,
+                running_requests=machine.running_requests,
+                outbox_bytes=machine.outbox_used if prefill else 0,
+                landing_bytes=0 if prefill else machine.landing_used,
+                waiting_grants=0 if prefill else machine.waiting_grants,
+                kv_sent_bytes=self.sender.sent_kv_bytes,
+                kv_landed_bytes=self.receiver.landed_kv_bytes,
+                wire_landed_bytes=dict(self.receiver.landed_bytes),
+                refused_frames=self.receiver.refused_frames,
+                late_p99_s=self.lateness.p99_s(),
+                late_max_s=self.lateness.max_s,
+                paths=tuple(self._in_model_units(path) for path in self.sender.paths()),
+            )
+        )
+        self._telemetry = self._loop.call_later(self.config.telemetry_s / self.clock.scale, self._report)
+
+    def _in_model_units(self, path: PathSample) -> PathSample:
+        """A wall-unit sample in the real system's units: wall rate = model rate x b x a, wall delay = model delay / a."""
+        a, b = self.config.time_scale, self.config.byte_scale
+        return msgspec.structs.replace(
+            path,
+            rtt_s=path.rtt_s * a,
+            delivery_rate_bps=path.delivery_rate_bps / (a * b),
+            unsent_bytes=round(path.unsent_bytes / b),
+        )
+
+
+async def serve(config: Config) -> None:
+    """Run one worker until SIGTERM or SIGINT."""
+    worker = Worker(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stopped.set)
+    await worker.run()
+
+
+def main() -> None:
+    """The entry of `python -m emulator.worker`."""
+    parser = argparse.ArgumentParser(prog="emulator.worker", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Config)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""From a scenario to what the rooms take: the model's inputs, a policy's setup, a workload's requests.
+
+The conversions live here so that the model, the policies and the traces know nothing of scenarios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.profile import Profile
+from testbed import plan
+from testbed.lengths import hardware, lengths_of, mean_output_tokens
+from testbed.scenario import Deployment, LogNormal, Scenario, ScenarioError, Workload
+from testbed.scheduler.api import Setup, Site
+from testbed.scheduler.model import LengthDistribution, ModelError
+from traces.load import Trace, load
+from traces.synthetic import DiscreteLengths, LogNormalLengths, Synthetic
+from traces.tools import rate_rps, slice_time, take_load, with_arrivals
+
+KINDS: dict[str, plan.Kind] = {"prfaas": "prfaas", "static": "static", "naive": "naive", "homogeneous": "homogeneous"}
+
+
+def profiles(scenario: Scenario, deployment: Deployment) -> dict[Site, Profile]:
+    """The profile of every site that has instances or a name for one."""
+    sites: tuple[Site, ...] = ("prfaas", "pd")
+    return {site: profile for site in sites if (profile := scenario.profile(deployment, site)) is not None}
+
+
+def cost_functions(scenario: Scenario, deployment: Deployment) -> dict[Site, Callable[[float], float]]:
+    """T_prefill(l) of each site, seconds."""
+    return {site: profile.t_prefill for site, profile in profiles(scenario, deployment).items()}
+
+
+def max_input_tokens(scenario: Scenario, deployment: Deployment) -> int:
+    """The longest prompt that every site's profile answers for."""
+    return min(profile.last_tokens for profile in profiles(scenario, deployment).values())
+
+
+def policy_setup(
+    scenario: Scenario, deployment: Deployment, lengths: LengthDistribution, parameters: dict[str, float]
+) -> Setup:
+    """What the deployment's policy is told when a load begins."""
+    by_site = profiles(scenario, deployment)
+    return Setup(
+        link_nominal_bps=scenario.link.rate_bps,
+        n_prfaas=deployment.fleet.n_prfaas,
+        n_p=deployment.fleet.n_p,
+        n_d=deployment.fleet.n_d,
+        hardware={site: hardware(profile) for site, profile in by_site.items()},
+        decode_step_s=by_site["pd"].decode_step_s,
+        decode_slots=by_site["pd"].decode_slots,
+        lengths=lengths,
+        parameters=parameters,
+    )
+
+
+def plan_deployment(scenario: Scenario, deployment: Deployment, *, fixed_split: bool) -> plan.Deployment:
+    """The deployment as the closed form takes it. fixed_split: its own N_p and N_d, else the best of them.
+
+    A policy of somebody's own is planned as `prfaas`: the closed form knows no other way to route.
+    """
+    by_site = profiles(scenario, deployment)
+    fleet = deployment.fleet
+    kind = KINDS.get(deployment.policy.name, "prfaas")
+    threshold = deployment.policy.threshold_tokens if kind in ("static", "prfaas") else None
+    if kind == "static" and threshold is None:
+        kind = "prfaas"  # a static policy without a threshold takes the optimum and keeps it
+    return plan.Deployment(
+        name=deployment.name,
+        kind=kind,
+        prefill_profile=by_site.get("prfaas") if fleet.n_prfaas else None,
+        local_profile=by_site["pd"],
+        n_prfaas=fleet.n_prfaas,
+        n_local=fleet.n_p + fleet.n_d,
+        n_p=fleet.n_p if fixed_split else None,
+        threshold_tokens=threshold,
+    )
+
+
+def lengths_of_workload(workload: Workload) -> LengthDistribution:
+    """The distribution of a workload's input lengths, analytic where the workload is."""
+    if workload.trace is not None:
+        return lengths_of(load(workload.trace).requests)
+    lengths = workload.lengths
+    if isinstance(lengths, LogNormal):
+        return LengthDistribution.log_normal(lengths.mu, lengths.sigma, lengths.min_tokens, lengths.max_tokens)
+    return LengthDistribution.of_sample(lengths.values, lengths.weights)
+
+
+def mean_output(workload: Workload) -> float:
+    """Mean L_out of a workload, tokens."""
+    if workload.trace is not None:
+        return mean_output_tokens(load(workload.trace).requests)
+    return float(workload.output_tokens)
+
+
+def lengths_to_json(lengths: LengthDistribution) -> dict[str, Any]:
+    """A distribution as the gateway's `lengths` carries it."""
+    out: dict[str, Any] = {"values": lengths.atoms.tolist(), "weights": lengths.weights.tolist()}
+    if lengths.edges is not None:
+        out["edges"] = lengths.edges.tolist()
+    return out
+
+
+def lengths_from_json(data: Any) -> LengthDistribution:
+    """The inverse. Raises ModelError for data that is no distribution."""
+    if not isinstance(data, dict) or not isinstance(data.get("values"), list) or not set(data) <= {"values", "weights", "edges"}:
+        raise ModelError("lengths: must be an object with values, weights and, for a density, edges")
+    distribution = LengthDistribution.of_sample(data["values"], data.get("weights"))
+    if "edges" in data:
+        edges = np.asarray(data["edges"], dtype=np.float64)
+        if edges.shape != (len(data["values"]) + 1,) or distribution.atoms.size != len(data["values"]):
+            raise ModelError(f"lengths: {edges.size} edges for {len(data['values'])} values; give one more than values")
+        return LengthDistribution(distribution.atoms, distribution.weights, edges)
+    return distribution
+
+
+def capacity_rps(
+    scenario: Scenario, deployment: Deployment, lengths: LengthDistribution | None = None, output_tokens: float | None = None
+) -> float:
+    """The deployment's own Lambda_max (equation 6), with expectations, for the split it has and the nominal link; requests a model second."""
+    workload = scenario.workload
+    point, _ = plan.solve(
+        plan_deployment(scenario, deployment, fixed_split=True),
+        lengths if lengths is not None else lengths_of_workload(workload),
+        output_tokens if output_tokens is not None else mean_output(workload),
+        scenario.link.rate_bps,
+        "expectation",
+    )
+    return point.lambda_max
+
+
+def build_plan(scenario: Scenario, form: str = "mean") -> dict[str, Any]:
+    """`prfaas plan` of a scenario, every deployment at its best split."""
+    return plan.plan_deployments(
+        [plan_deployment(scenario, d, fixed_split=False) for d in scenario.deployments],
+        scenario=scenario.name,
+        lengths=lengths_of_workload(scenario.workload),
+        output_tokens=mean_output(scenario.workload),
+        link_bps=scenario.link.rate_bps,
+        form=form,  # type: ignore[arg-type]
+        against_paper=scenario.name == "paper",
+    )
+
+
+def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, float]:
+    """The requests a scenario offers to a deployment, arrivals in model seconds from 0, and their mean rate (requests a model second).
+
+    A trace is taken as it is (at its own pace, for duration_s) without a rate; else its first rows, stretched to the rate. Rows longer than the
+    profiles know are dropped with a reason. Raises TraceError and ScenarioError.
+    """
+    workload = scenario.workload
+    if workload.trace is None:
+        rate = workload.rate_rps or (workload.load_fraction or 0) * capacity_rps(scenario, deployment)
+        return _synthetic(scenario, rate).generate(), rate
+    if not Path(workload.trace).is_file():
+        raise ScenarioError(f"workload.trace = {workload.trace!r}: no such file; give a trace's path")
+    trace = _servable(load(workload.trace), max_input_tokens(scenario, deployment))
+    trace = with_arrivals(trace, "spread" if workload.arrivals.kind == "spread" else "as_is")
+    if workload.rate_rps is not None:
+        rate = workload.rate_rps
+    elif workload.load_fraction is not None:
+        rate = _rate_of_fraction(scenario, deployment, trace)
+    else:
+        trace = slice_time(trace, 0, workload.duration_s)
+        return trace, rate_rps(trace) or len(trace.requests) / workload.duration_s
+    return take_load(trace, rate, workload.duration_s), rate
+
+
+def _rate_of_fraction(scenario: Scenario, deployment: Deployment, trace: Trace) -> float:
+    """load_fraction x Lambda_max for the lengths of the very rows that will be taken, which depend on the rate: a few rounds settle it."""
+    fraction, duration_s = scenario.workload.load_fraction or 0.0, scenario.workload.duration_s
+    rows = trace.requests
+    rate = 0.0
+    for _ in range(8):
+        taken = rows[: max(1, min(len(rows), round(rate * duration_s)))] if rate else rows
+        new = fraction * capacity_rps(scenario, deployment, lengths_of(taken), mean_output_tokens(taken))
+        if abs(new - rate) <= 1e-3 * new:
+            break
+        rate = new
+    return new
+
+
+def _servable(trace: Trace, longest: int) -> Trace:
+    kept = [request for request in trace.requests if request.input_tokens <= longest]
+    left_out = len(trace.requests) - len(kept)
+    if not left_out:
+        return trace
+    reason = f"longer than the profiles' {longest} tokens"
+    return replace(trace, requests=kept, dropped={**trace.dropped, reason: trace.dropped.get(reason, 0) + left_out})
+
+
+def _synthetic(scenario: Scenario, rate_rps: float) -> Synthetic:
+    workload = scenario.workload
+    given = workload.lengths
+    lengths: LogNormalLengths | DiscreteLengths
+    if isinstance(given, LogNormal):
+        lengths = LogNormalLengths(given.mu, given.sigma, given.min_tokens, given.max_tokens)
+    else:
+        lengths = DiscreteLengths(tuple(given.values), tuple(given.weights))
+    arrivals = workload.arrivals
+    assert arrivals.kind in ("poisson", "gamma", "uniform")
+    return Synthetic(
+        rate_rps=rate_rps,
+        duration_s=workload.duration_s,
+        lengths=lengths,
+        output_tokens=workload.output_tokens,
+        arrivals=arrivals.kind,
+        cv=arrivals.cv if arrivals.kind == "gamma" else None,
+        seed=scenario.seed,
+    )

@@ -1,0 +1,410 @@
+"""A request's life, as a pure machine: what happens to every request between its arrival and its last token, and who is told what.
+
+`handle(now_s, event)` takes what the outside says (a request arrived, a node came or went, a worker's message) and returns commands for it
+(a message to a node, an answer for a client). It calls the policy, keeps the `SystemView` the policy reads, retries what may be retried, and frees
+everything of a request however it ends. `gateway.py` carries its events and commands on the wire, virtual time in a heap; neither decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from emulator.messages import (
+    Admitted,
+    AttemptFailed,
+    Cancel,
+    Finished,
+    Prefill,
+    Prefilled,
+    Telemetry,
+)
+from testbed.scheduler.api import PRFAAS, Decision, NodeView, Policy, Reject, RequestView, Role, Site, SystemView
+
+CLIENT: Final = "client"
+
+
+# Events. Workers' messages (Prefilled, Admitted, Finished, AttemptFailed, Telemetry) are events too.
+class Arrive(msgspec.Struct, frozen=True, tag=True):
+    """A request has arrived. output_tokens is for the workers; a policy never sees it."""
+
+    request_id: str
+    input_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    block_size: int = 0
+    session: str = ""
+
+
+class ClientGone(msgspec.Struct, frozen=True, tag=True):
+    """The client no longer waits for the request."""
+
+    request_id: str
+
+
+class NodeUp(msgspec.Struct, frozen=True, tag=True):
+    """The node serves `role` and is empty."""
+
+    node: str
+    role: Role
+
+
+class NodeLost(msgspec.Struct, frozen=True, tag=True):
+    """The node is dead or out of reach."""
+
+    node: str
+    reason: str
+
+
+Event = Arrive | ClientGone | NodeUp | NodeLost | Prefilled | Admitted | Finished | AttemptFailed | Telemetry
+
+
+class Record:
+    """Everything known of one request; one row of the results when it ends. Times are model seconds, nan where there is none.
+
+    status: ok | failed | aborted (its client left). error: a short kind. policy_error: how the policy failed, when a fallback decided.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrive_s",
+        "attempts",
+        "cached_tokens",
+        "decode_node",
+        "error",
+        "error_message",
+        "finished_s",
+        "input_tokens",
+        "kv_bytes",
+        "landed_s",
+        "output_tokens",
+        "output_tokens_asked",
+        "placed",
+        "policy_error",
+        "prefill_cost_s",
+        "prefill_end_s",
+        "prefill_node",
+        "prefill_site",
+        "prefill_start_s",
+        "prefilled",
+        "reason",
+        "request_id",
+        "route_s",
+        "status",
+        "threshold_tokens",
+        "view",
+    )
+
+    def __init__(self, view: RequestView, output_tokens: int) -> None:
+        nan = float("nan")
+        self.view = view
+        self.request_id = view.request_id
+        self.input_tokens = view.input_tokens
+        self.cached_tokens = 0
+        self.output_tokens_asked = output_tokens
+        self.output_tokens = 0
+        self.attempts = 0
+        self.kv_bytes = 0
+        self.prefill_node = self.decode_node = self.prefill_site = ""
+        self.reason = self.status = self.error = self.error_message = self.policy_error = ""
+        self.threshold_tokens = nan
+        self.arrive_s = view.arrival_s
+        self.route_s = self.prefill_start_s = self.prefill_end_s = nan
+        self.landed_s = self.admitted_s = self.finished_s = nan
+        self.prefill_cost_s = 0.0
+        self.placed = False  # counted at its nodes
+        self.prefilled = False
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """For the client: the last token has left."""
+
+    record: Record
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """For the client: the request ends with an error. http_status counts when nothing was sent yet."""
+
+    record: Record
+    http_status: int
+    retry_after_s: float | None = None
+
+
+Command = tuple[str, Prefill | Cancel | Completed | Failed]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """An instance of the fleet. slots: BS_max, for a node that can decode."""
+
+    name: str
+    site: Site
+    role: Role
+    slots: int
+
+
+PolicyCall = Callable[[Policy, RequestView, SystemView], Decision | Reject]
+
+
+def call_policy(policy: Policy, request: RequestView, view: SystemView) -> Decision | Reject:
+    """Ask the policy, without a time limit (virtual time). The gateway passes a bounded one instead."""
+    return policy.route(request, view)
+
+
+class Control:
+    """The life of every request of one load.
+
+    fleet: the instances. cost: T_prefill(l) at each site. policy: started already.
+    fallback: decides when the policy fails. max_attempts: tries of a request before it fails. ask: how the policy is called.
+    """
+
+    def __init__(
+        self,
+        fleet: Sequence[NodeSpec],
+        cost: Mapping[Site, Callable[[float], float]],
+        link_nominal_bps: float,
+        policy: Policy,
+        fallback: Policy,
+        *,
+        max_attempts: int = 3,
+        ask: PolicyCall = call_policy,
+    ) -> None:
+        nodes = {spec.name: NodeView(spec.name, spec.site, spec.role, spec.slots) for spec in fleet}
+        self.view = SystemView(nodes, link_nominal_bps)
+        self.live: dict[str, Record] = {}
+        self.policy = policy
+        self.policy_errors: dict[str, int] = {}
+        self._nodes = nodes
+        self._fallback = fallback
+        self._max_attempts = max_attempts
+        self._ask = ask
+        self._cost = cost
+        self._landed: dict[str, tuple[float, int]] = {}  # a decode node's last report: when, bytes from the prfaas site
+        self._landing_bps: dict[str, float] = {}
+        self._handlers: Mapping[type, Callable[..., None]] = {
+            Arrive: self._on_arrive,
+            ClientGone: self._on_client_gone,
+            NodeUp: self._on_node_up,
+            NodeLost: self._on_node_lost,
+            Prefilled: self._on_prefilled,
+            Admitted: self._on_admitted,
+            Finished: self._on_finished,
+            AttemptFailed: self._on_attempt_failed,
+            Telemetry: self._on_telemetry,
+        }
+
+    def next_s(self) -> float | None:
+        """Control has no timer of its own yet."""
+        return None
+
+    def handle(self, now_s: float, event: Event) -> list[Command]:
+        """Accept one event at `now_s` (model seconds) and return the commands that follow from it."""
+        self.view.now_s = now_s
+        out: list[Command] = []
+        self._handlers[type(event)](now_s, event, out)
+        return out
+
+    def is_current(self, request_id: str, attempt: int) -> bool:
+        """Whether the attempt is the request's present one: tokens of any other are not for its client."""
+        record = self.live.get(request_id)
+        return record is not None and record.attempts == attempt
+
+    # a request's life
+    def _on_arrive(self, now_s: float, event: Arrive, out: list[Command]) -> None:
+        view = RequestView(
+            event.request_id, now_s, event.input_tokens, event.block_hashes, event.block_size, event.session
+        )
+        record = Record(view, event.output_tokens)
+        self.live[event.request_id] = record
+        self._route(now_s, record, out)
+
+    def _route(self, now_s: float, record: Record, out: list[Command]) -> None:
+        record.attempts += 1
+        view = record.view
+        if record.attempts > 1:
+            view = RequestView(
+                view.request_id, view.arrival_s, view.input_tokens, view.block_hashes, view.block_size, view.session,
+                record.attempts,
+            )
+        decision = self._decide(record, view)
+        if isinstance(decision, Reject):
+            record.reason = decision.reason
+            unable = not (self.view.decode() and any(n.alive and n.role == "prefill" for n in self._nodes.values()))
+            kind, status = ("unavailable", 503) if unable else ("rejected", 429)
+            self._fail(record, kind, decision.reason, status, out, decision.retry_after_s)
+            return
+        prefill, decode = self._nodes[decision.prefill_node], self._nodes[decision.decode_node]
+        record.route_s = now_s
+        record.reason = decision.reason
+        record.threshold_tokens = float("nan") if decision.threshold_tokens is None else decision.threshold_tokens
+        record.prefill_node, record.decode_node, record.prefill_site = prefill.name, decode.name, prefill.site
+        record.placed, record.prefilled = True, False
+        tokens = record.input_tokens - record.cached_tokens
+        record.prefill_cost_s = self._cost[prefill.site](tokens)
+        prefill.queued_requests += 1
+        prefill.queued_tokens += tokens
+        prefill.queued_s += record.prefill_cost_s
+        decode.assigned_requests += 1
+        order = Prefill(
+            record.request_id, record.attempts, record.input_tokens, record.cached_tokens, record.output_tokens_asked, decode.name
+        )
+        out.append((prefill.name, order))
+
+    def _decide(self, record: Record, view: RequestView) -> Decision | Reject:
+        """The policy's decision, or, when it raises, is too slow or names a node that cannot take it, the fallback's."""
+        try:
+            decision = self._ask(self.policy, view, self.view)
+            problem = self._problem(decision)
+        except Exception as error:  # a policy is somebody else's code: whatever it raises must not stop the testbed
+            problem = f"{type(error).__name__}: {error}"
+        if not problem:
+            return decision
+        record.policy_error = problem
+        kind = problem.split(":", 1)[0]
+        self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
+        decision = self._fallback.route(view, self.view)
+        if isinstance(decision, Decision):
+            return Decision(
+                decision.prefill_node, decision.decode_node, f"fallback: {decision.reason}", decision.threshold_tokens
+            )
+        return decision
+
+    def _problem(self, decision: object) -> str:
+        if isinstance(decision, Reject):
+            return ""
+        if not isinstance(decision, Decision):
+            return f"not a decision: {type(decision).__name__}"
+        for name, role in ((decision.prefill_node, "prefill"), (decision.decode_node, "decode")):
+            node = self._nodes.get(name)
+            if node is None:
+                return f"unknown node: {name}"
+            if not node.alive:
+                return f"dead node: {name}"
+            if node.role != role:
+                return f"wrong role: {name} is a {node.role} node"
+        return ""
+
+    def _on_prefilled(self, now_s: float, event: Prefilled, out: list[Command]) -> None:
+        record = self._current(event.request_id, event.attempt)
+        if record is None or record.prefilled:
+            return
+        self._leave_prefill(record)
+        record.prefill_start_s, record.prefill_end_s = event.start_s, event.end_s
+        record.kv_bytes = event.kv_bytes
+
+    def _on_admitted(self, now_s: float, event: Admitted, out: list[Command]) -> None:
+        record = self._current(event.request_id, event.attempt)
+        if record is None:
+            return
+        record.landed_s, record.admitted_s = event.landed_s, event.admitted_s
+        self._nodes[record.decode_node].decoding_requests += 1
+
+    def _on_finished(self, now_s: float, event: Finished, out: list[Command]) -> None:
+        record = self._current(event.request_id, event.attempt)
+        if record is None:
+            return
+        record.finished_s, record.output_tokens, record.status = event.finished_s, event.tokens, "ok"
+        self._release(record)
+        out.append((CLIENT, Completed(record)))
+
+    def _on_attempt_failed(self, now_s: float, event: AttemptFailed, out: list[Command]) -> None:
+        record = self._current(event.request_id, event.attempt)
+        if record is not None:
+            self._again(now_s, record, "attempt_failed", event.reason, out)
+
+    def _on_client_gone(self, now_s: float, event: ClientGone, out: list[Command]) -> None:
+        record = self.live.get(event.request_id)
+        if record is not None:
+            self._cancel(record, out)
+            record.status, record.error = "aborted", "client_gone"
+            self._release(record)
+            out.append((CLIENT, Failed(record, 499)))
+
+    def _again(self, now_s: float, record: Record, kind: str, why: str, out: list[Command]) -> None:
+        """Try a request once more where that is safe: no token of its answer has been sent."""
+        self._cancel(record, out)
+        if record.admitted_s == record.admitted_s:
+            self._fail(record, kind, f"{why}; part of the answer had been sent, so the request cannot be tried again", 502, out)
+        elif record.attempts >= self._max_attempts:
+            self._fail(record, kind, f"{why}; given up after {record.attempts} attempts", 503, out)
+        else:
+            self._leave_nodes(record)
+            self._route(now_s, record, out)
+
+    def _fail(
+        self, record: Record, kind: str, message: str, status: int, out: list[Command], retry_after_s: float | None = None
+    ) -> None:
+        record.status, record.error, record.error_message = "failed", kind, message
+        self._release(record)
+        out.append((CLIENT, Failed(record, status, retry_after_s)))
+
+    def _cancel(self, record: Record, out: list[Command]) -> None:
+        for name in (record.prefill_node, record.decode_node):
+            if record.placed and self._nodes[name].alive:
+                out.append((name, Cancel(record.request_id, record.attempts)))
+
+    def _release(self, record: Record) -> None:
+        self._leave_nodes(record)
+        del self.live[record.request_id]
+
+    def _leave_nodes(self, record: Record) -> None:
+        if not record.placed:
+            return
+        record.placed = False
+        if not record.prefilled:
+            self._leave_prefill(record)
+        decode = self._nodes[record.decode_node]
+        decode.assigned_requests -= 1
+        if record.admitted_s == record.admitted_s:
+            decode.decoding_requests -= 1
+
+    def _leave_prefill(self, record: Record) -> None:
+        record.prefilled = True
+        node = self._nodes[record.prefill_node]
+        node.queued_requests -= 1
+        node.queued_tokens -= record.input_tokens - record.cached_tokens
+        node.queued_s = node.queued_s - record.prefill_cost_s if node.queued_requests else 0.0
+
+    def _current(self, request_id: str, attempt: int) -> Record | None:
+        record = self.live.get(request_id)
+        return record if record is not None and record.attempts == attempt else None
+
+    # the nodes
+    def _on_node_up(self, now_s: float, event: NodeUp, out: list[Command]) -> None:
+        node = self._nodes[event.node]
+        node.role = event.role
+        node.alive = True
+
+    def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
+        node = self._nodes[event.node]
+        if not node.alive:
+            return
+        node.alive = False
+        why = f"node {event.node} was lost ({event.reason})"
+        for record in list(self.live.values()):
+            # KV that has left a dead prefill node may have landed whole: its decode node says so if it has not.
+            if record.decode_node == event.node or (record.prefill_node == event.node and not record.prefilled):
+                self._again(now_s, record, "node_lost", why, out)
+
+    def _on_telemetry(self, now_s: float, event: Telemetry, out: list[Command]) -> None:
+        node = self._nodes[event.node]
+        node.told_s = event.t_s
+        node.outbox_bytes, node.landing_bytes = event.outbox_bytes, event.landing_bytes
+        node.unsent_bytes = sum(path.unsent_bytes for path in event.paths)
+        node.retransmits = sum(path.retransmits for path in event.paths)
+        node.rtt_s = max((path.rtt_s for path in event.paths), default=0.0)
+        if node.role == "decode":
+            self._count_egress(event)
+
+    def _count_egress(self, event: Telemetry) -> None:
+        """Egress is counted where it lands: the rate is what the decode nodes' counters gained between their last two reports."""
+        total = sum(count for sender, count in event.kv_landed_bytes.items() if self._nodes[sender].site == PRFAAS)
+        then_s, before = self._landed.get(event.node, (0.0, 0))
+        self._landed[event.node] = (event.t_s, total)
+        self.view.egress_bytes += total - before
+        if event.t_s > then_s:
+            self._landing_bps[event.node] = (total - before) * 8 / (event.t_s - then_s)
+            self.view.egress_bps = sum(self._landing_bps.values())

@@ -1,0 +1,148 @@
+"""From a scenario to the processes of a testbed: which workers, where, with which configuration; and the link in wall units.
+
+This is the one place where a scenario's model units become the wall units of netem, the workers' ports and the supervisor's stages.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emulator.worker import Peer
+from emulator.worker import Config as WorkerConfig
+from netem.topology import ADDRESSES, WAN_INTERFACES
+from testbed.gateway import Config as GatewayConfig
+from testbed.gateway import Node
+from testbed.launch.spec import LaunchSpec, ProcessSpec
+from testbed.launch.state import StateDir
+from testbed.scenario import Deployment, Scenario
+from testbed.scheduler.api import Role, Site
+
+CONTROL_PORTS = 0x1C00  # 7168: the shaper's control class is selected by these (docs/contracts.md)
+DATA_PORTS = CONTROL_PORTS + 128
+SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
+
+
+def node_names(deployment: Deployment) -> list[tuple[str, Site, Role]]:
+    """Every instance: remote prefill, local prefill, local decode."""
+    fleet = deployment.fleet
+    nodes: list[tuple[str, Site, Role]] = [(f"prfaas-{i}", "prfaas", "prefill") for i in range(fleet.n_prfaas)]
+    nodes += [(f"pd-p-{i}", "pd", "prefill") for i in range(fleet.n_p)]
+    nodes += [(f"pd-d-{i}", "pd", "decode") for i in range(fleet.n_d)]
+    return nodes
+
+
+def wall_rate_bps(scenario: Scenario, rate_bps: float) -> float:
+    """A model rate as this machine's wire carries it: x byte_scale x time_scale."""
+    return rate_bps * scenario.scale.byte_scale * scenario.scale.time_scale
+
+
+def model_rate_bps(scenario: Scenario, rate_bps: float) -> float:
+    """The inverse."""
+    return rate_bps / (scenario.scale.byte_scale * scenario.scale.time_scale)
+
+
+def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state: StateDir) -> LaunchSpec:
+    """What the launcher starts for one deployment of a scenario.
+
+    The fingerprint is that of what has to be started, not of the load: a second `up` finds the first. The data plane's secret is new each time.
+    """
+    secret = secrets.token_hex(16)
+    nodes = node_names(deployment)
+    ports = {name: (CONTROL_PORTS + i, DATA_PORTS + i) for i, (name, _, _) in enumerate(nodes)}
+    peers = {
+        name: Peer(ADDRESSES[site], *ports[name]) for name, site, role in nodes if role == "decode"
+    }
+    processes = [_agent(scenario, state)]
+    for name, site, role in nodes:
+        config = WorkerConfig(
+            name=name,
+            site=site,
+            role=role,
+            host=ADDRESSES[site],
+            control_port=ports[name][0],
+            data_port=ports[name][1],
+            secret=secret,
+            ready_file="",
+            peers=peers if role == "prefill" else {},
+            **_timing(scenario, deployment, site),
+        )
+        processes.append(_process(name, site, role, "emulator.worker", config, stage=1 if role == "decode" else 2))
+    processes.append(_gateway(scenario, deployment, nodes, ports, secret, state))
+    return LaunchSpec(
+        processes=tuple(processes),
+        topology={"congestion_control": scenario.link.congestion_control},
+        port=port,
+        scenario=scenario.name,
+        fingerprint=scenario.only(deployment.name).fingerprint(testbed_only=True),
+    )
+
+
+def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
+    config = {
+        "socket": str(state.agent_sock),
+        "interfaces": dict(WAN_INTERFACES),
+        "state": {"rate_bps": wall_rate_bps(scenario, scenario.link.rate_bps)},
+        "applied_log": str(state.root / "link-applied.jsonl"),
+        "counters_csv": str(state.root / "link-counters.csv"),
+        "sample_s": SAMPLE_S,
+    }
+    return ProcessSpec("agent", "wan", (sys.executable, "-m", "netem.agent"), role="link", config=config, stage=0)
+
+
+def _timing(scenario: Scenario, deployment: Deployment, site: Site) -> dict[str, Any]:
+    """What a worker needs to know of time and size: its site's profile for prefill, the pd profile's decode."""
+    name, decode = getattr(deployment.profiles, site), scenario.profile(deployment, "pd")
+    assert decode is not None
+    return {
+        "profile": str(Path(name).absolute()) if "/" in name or Path(name).suffix else name,
+        "decode_step_s": decode.decode_step_s,
+        "decode_slots": decode.decode_slots,
+        "pieces": scenario.pieces(deployment, site),
+        "outbox_bytes": scenario.transport.outbox_bytes,
+        "landing_bytes": scenario.transport.landing_bytes,
+        "connections": scenario.transport.connections,
+        "stream_interval": scenario.decode.stream_interval,
+        "time_scale": scenario.scale.time_scale,
+        "byte_scale": scenario.scale.byte_scale,
+        "telemetry_s": scenario.telemetry_s,
+    }
+
+
+def _gateway(
+    scenario: Scenario,
+    deployment: Deployment,
+    nodes: list[tuple[str, Site, Role]],
+    ports: dict[str, tuple[int, int]],
+    secret: str,
+    state: StateDir,
+) -> ProcessSpec:
+    decode = scenario.profile(deployment, "pd")
+    assert decode is not None
+    config = GatewayConfig(
+        name="gateway",
+        ready_file="",
+        listen_fd=-1,
+        secret=secret,
+        scenario=scenario.only(deployment.name).model_dump(mode="json"),
+        nodes=[
+            Node(name, site, role, decode.decode_slots if role == "decode" else 0, ADDRESSES[site], ports[name][0])
+            for name, site, role in nodes
+        ],
+        loads_dir=str(state.root / "loads"),
+        import_path=[str(Path.cwd())],
+    )
+    return _process("gateway", "pd", "gateway", "testbed.gateway", config, stage=3, listens=True)
+
+
+def _process(
+    name: str, site: str, role: str, module: str, config: msgspec.Struct, *, stage: int, listens: bool = False
+) -> ProcessSpec:
+    data = msgspec.to_builtins(config)
+    for filled_in in ("ready_file", "listen_fd"):  # by the launcher
+        data.pop(filled_in, None)
+    return ProcessSpec(name, site, (sys.executable, "-m", module), role=role, config=data, stage=stage, listens=listens)

@@ -1,0 +1,453 @@
+"""The gateway: the HTTP edge of control, OpenAI-compatible, and the control connections to every worker.
+
+`python -m testbed.gateway --config FILE` (the supervisor starts it in the pd site, with the host's listening socket). It moves bytes: requests
+become events, commands become messages to workers and answers to clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import orjson
+import uvloop
+from aiohttp import web
+
+from emulator.channel import Channel, Dialler
+from emulator.clock import Clock, Lateness
+from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
+from testbed.control import Completed, Control, Failed, NodeSpec
+from testbed.metrics import Metrics
+from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
+from testbed.policies import load_policy
+from testbed.scenario import Scenario, ScenarioError
+from testbed.scheduler.api import Policy
+from testbed.scheduler.baselines import Homogeneous
+from testbed.session import BoundedCall, Session, Stream
+from testbed.assemble import cost_functions, lengths_from_json, lengths_of_workload, max_input_tokens, policy_setup
+
+log = logging.getLogger("gateway")
+
+MAX_BODY_BYTES: Final = 16 << 20
+READY_S: Final = 5.0  # wall seconds the workers have to start an epoch
+POLICY_LIMIT_S: Final = 0.05  # wall seconds a decision may take
+LAG_S: Final = 0.02  # wall seconds between samples of the event loop's lag
+JSON: Final = "application/json"
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A worker as the gateway reaches it."""
+
+    name: str
+    site: str
+    role: str
+    slots: int
+    host: str
+    control_port: int
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The gateway's configuration file. `scenario` is resolved, with one deployment."""
+
+    name: str
+    ready_file: str
+    listen_fd: int
+    secret: str
+    scenario: dict[str, Any]
+    nodes: list[Node]
+    loads_dir: str
+    import_path: list[str]
+
+
+class Gateway:
+    """All state of the gateway process."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.scenario = Scenario.model_validate(config.scenario)
+        self.deployment = self.scenario.deployments[0]
+        self.limits = Limits(
+            model="prfaas",
+            max_input_tokens=max_input_tokens(self.scenario, self.deployment),
+            max_output_tokens=1 << 20,
+            default_chat_tokens=self.scenario.workload.output_tokens,
+        )
+        self.stopped = asyncio.Event()
+        self.lag = Lateness()
+        self.metrics = Metrics()
+        self._ask = BoundedCall(POLICY_LIMIT_S)
+        self._fleet = [NodeSpec(n.name, n.site, n.role, n.slots) for n in config.nodes]  # type: ignore[arg-type]
+        self._cost = cost_functions(self.scenario, self.deployment)
+        self._open = asyncio.Event()  # a session is there to take requests
+        self._turn = asyncio.Lock()  # one session change at a time
+        self._epoch = 0
+        self._adhoc = 0
+        self._ready: dict[str, int] = {}  # node -> the epoch it is ready at
+        self._roles: dict[str, str] = {}
+        self._all_ready = asyncio.Event()
+        self.session: Session | None = None
+        self.links: dict[str, Dialler] = {}
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        config = self.config
+        hello = Hello(CONTROL, config.secret)
+        for node in config.nodes:
+            self.links[node.name] = Dialler(
+                node.name, node.host, node.control_port, hello, self._on_message, self._on_up, self._on_down
+            )
+        async with asyncio.timeout(READY_S):
+            while any(link.channel is None for link in self.links.values()):
+                await asyncio.sleep(0.01)
+        await self._begin_adhoc()
+        runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.SockSite(runner, socket.socket(fileno=config.listen_fd)).start()
+        lag = asyncio.create_task(self._watch_lag())
+        Path(config.ready_file).write_text(str(os.getpid()))
+        gc.collect()
+        gc.freeze()
+        await self.stopped.wait()
+        lag.cancel()
+        await runner.cleanup()
+        for link in self.links.values():
+            await link.close()
+        if self.session is not None:
+            self.session.close()
+
+    async def _watch_lag(self) -> None:
+        """How late this process's event loop is: the gateway has no other timers to judge itself by."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_S
+            await asyncio.sleep(LAG_S)
+            self.lag.add(max(0.0, loop.time() - due))
+
+    # sessions
+    async def begin(
+        self, session_id: str, policy: Policy, lengths_json: Any, parameters: dict[str, float], lead_s: float
+    ) -> Session:
+        """A new session, t = 0 `lead_s` wall seconds from now. Raises ApiError when requests are under way or the policy refuses."""
+        async with self._turn:
+            if self.session is not None and self.session.control.live:
+                raise ApiError(409, f"{len(self.session.control.live)} requests are under way; wait until they end", code="busy")
+            scenario, deployment = self.scenario, self.deployment
+            lengths = lengths_from_json(lengths_json) if lengths_json else lengths_of_workload(scenario.workload)
+            try:
+                policy.start(policy_setup(scenario, deployment, lengths, parameters))
+            except Exception as error:
+                raise ApiError(400, f"the policy cannot start: {type(error).__name__}: {error}", "policy") from error
+            self._open.clear()
+            self._epoch += 1
+            self._all_ready.clear()
+            t0_ns = time.monotonic_ns() + round(lead_s * 1e9)
+            for link in self.links.values():
+                link.send(Epoch(self._epoch, t0_ns))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READY_S):
+                    await self._all_ready.wait()
+            if self.session is not None:
+                self.session.close()
+            fallback = Homogeneous()
+            control = Control(
+                self._fleet, self._cost, scenario.link.rate_bps, policy, fallback, max_attempts=scenario.max_attempts, ask=self._ask
+            )
+            folder = Path(self.config.loads_dir) / session_id
+            session = Session(session_id, Clock(t0_ns, scenario.scale.time_scale), control, self._send, folder)
+            session.on_end = self.metrics.ended
+            self.session = session
+            self.lag = Lateness()
+            for node, epoch in self._ready.items():
+                if epoch == self._epoch and self.links[node].channel is not None:
+                    session.node_up(node, self._roles[node])  # type: ignore[arg-type]
+            self._open.set()
+            return session
+
+    async def _begin_adhoc(self) -> None:
+        self._adhoc += 1
+        policy = load_policy(self.deployment.policy.name)
+        await self.begin(f"adhoc-{self._adhoc}", policy, None, self._parameters(), 0.0)
+
+    def _parameters(self) -> dict[str, float]:
+        given = self.deployment.policy.threshold_tokens
+        return {} if given is None else {"threshold_tokens": given}
+
+    # workers
+    def _send(self, node: str, message: AnyMessage) -> bool:
+        return self.links[node].send(message)
+
+    def _on_up(self, channel: Channel) -> None:
+        if self._epoch and self.session is not None:
+            channel.send(Epoch(self._epoch, self.session.clock.t0_ns))
+
+    def _on_down(self, node: str, reason: str) -> None:
+        log.warning("the connection to %s is gone: %s", node, reason)
+        self._ready.pop(node, None)
+        self._check_ready()
+        if self.session is not None:
+            self.session.node_lost(node, reason)
+
+    def _on_message(self, channel: Channel, message: AnyMessage) -> None:
+        node = channel.peer
+        if isinstance(message, Ready):
+            if message.epoch == self._epoch:
+                self._ready[node], self._roles[node] = message.epoch, message.role
+                self._check_ready()
+                if self._open.is_set() and self.session is not None:
+                    self.session.node_up(node, message.role)  # type: ignore[arg-type]
+        elif self.session is not None and self._ready.get(node) == self._epoch:
+            self.session.node_message(node, message)
+
+    def _check_ready(self) -> None:
+        connected = [node for node, link in self.links.items() if link.channel is not None]
+        if all(self._ready.get(node) == self._epoch for node in connected):
+            self._all_ready.set()
+
+    # HTTP
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_api_errors])
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/prfaas/status", self._status),
+                web.post("/prfaas/loads", self._begin_load),
+                web.get("/prfaas/loads/{id}", self._load),
+                web.post("/prfaas/loads/{id}/end", self._end_load),
+            ]
+        )
+        return app
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat=False)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat=True)
+
+    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        ask = parse(await request.read(), chat=chat, limits=self.limits)
+        request_id = request.headers.get("X-Request-Id") or f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        if len(request_id) > 128 or not request_id.isprintable():
+            raise ApiError(400, "X-Request-Id: at most 128 printable characters", "X-Request-Id")
+        await self._open.wait()
+        session = self.session
+        assert session is not None
+        try:
+            stream = session.arrive(request_id, ask)
+        except KeyError:
+            raise ApiError(409, f"X-Request-Id {request_id!r}: a request of that id is under way; use another", "X-Request-Id") from None
+        try:
+            return await (self._streamed if ask.stream else self._whole)(request, ask, stream)
+        except (asyncio.CancelledError, ConnectionError):
+            session.client_gone(stream)
+            raise
+
+    async def _whole(self, request: web.Request, ask: Ask, stream: Stream) -> web.StreamResponse:
+        texts: list[str] = []
+        while True:
+            item = await stream.queue.get()
+            if isinstance(item, Completed):
+                break
+            if isinstance(item, Failed):
+                raise _failure(item)
+            texts.append(item.text)
+        record = item.record
+        body = whole(ask, stream.request_id, int(time.time()), "".join(texts), usage(ask, record.output_tokens, record.cached_tokens))
+        return web.Response(body=body, content_type=JSON, headers={"X-Request-Id": stream.request_id})
+
+    async def _streamed(self, request: web.Request, ask: Ask, stream: Stream) -> web.StreamResponse:
+        item = await stream.queue.get()
+        if isinstance(item, Failed):  # nothing was sent yet: a plain error
+            raise _failure(item)
+        chunks = Chunks(ask, stream.request_id, int(time.time()))
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Request-Id": stream.request_id}
+        )
+        await response.prepare(request)
+        if ask.chat:
+            await response.write(chunks.role())
+        while not isinstance(item, Completed | Failed):
+            await response.write(chunks.text(item.text))
+            item = await stream.queue.get()
+        if isinstance(item, Failed):
+            await response.write(stream_error(item.record.error_message, item.record.error))
+        else:
+            record = item.record
+            end = chunks.last()
+            if ask.include_usage:
+                end += chunks.usage(usage(ask, record.output_tokens, record.cached_tokens))
+            await response.write(end + DONE)
+        await response.write_eof()
+        return response
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {"id": self.limits.model, "object": "model", "created": 0, "owned_by": "prfaas-testbed", "max_model_len": self.limits.max_input_tokens}
+        return _json({"object": "list", "data": [model]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        nodes = self.session.control.view.nodes.values() if self.session else ()
+        serving = {role: sum(n.alive and n.role == role for n in nodes) for role in ("prefill", "decode")}
+        return _json({"status": "ok" if all(serving.values()) else "unavailable", "live": serving}, 200 if all(serving.values()) else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        assert self.session is not None
+        return web.Response(body=self.metrics.render(self.session), headers={"Content-Type": self.metrics.content_type})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        session = self.session
+        assert session is not None
+        nodes = [
+            {
+                "name": n.name,
+                "site": n.site,
+                "role": n.role,
+                "alive": n.alive,
+                "queued_requests": n.queued_requests,
+                "assigned_requests": n.assigned_requests,
+                "decoding_requests": n.decoding_requests,
+                "slots": n.slots,
+                "told_age_s": session.clock.now_s() - n.told_s if math.isfinite(n.told_s) else None,
+            }
+            for n in session.control.view.nodes.values()
+        ]
+        policy = session.control.policy
+        name = f"{type(policy).__module__}:{type(policy).__qualname__}"
+        return _json(
+            {"scenario": self.scenario.name, "deployment": self.deployment.name, "policy": name, "session": self._totals(session), "nodes": nodes}
+        )
+
+    def _totals(self, session: Session) -> dict[str, Any]:
+        return {**session.totals(), "gateway_late_p99_s": self.lag.p99_s(), "gateway_late_max_s": self.lag.max_s}
+
+    async def _begin_load(self, request: web.Request) -> web.Response:
+        body = await _object(request, {"lead_s", "lengths", "policy", "parameters", "rate_rps"})
+        lead_s = body.get("lead_s", 1.0)
+        if isinstance(lead_s, bool) or not isinstance(lead_s, int | float) or not 0 <= lead_s <= 60:
+            raise ApiError(400, f"lead_s = {lead_s!r}: must be 0 to 60 wall seconds", "lead_s")
+        try:
+            policy = load_policy(body.get("policy") or self.deployment.policy.name)
+        except ScenarioError as error:
+            raise ApiError(400, str(error), "policy") from None
+        parameters = self._parameters()
+        for key, value in (body.get("parameters") or {}).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ApiError(400, f"parameters.{key} = {value!r}: must be a finite number", f"parameters.{key}")
+            parameters[key] = float(value)
+        load_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:6]
+        session = await self.begin(load_id, policy, body.get("lengths"), parameters, lead_s)
+        return _json(
+            {
+                "id": load_id,
+                "t0_ns": session.clock.t0_ns,
+                "time_scale": session.clock.scale,
+                "threshold_tokens": session.totals()["threshold_tokens"],
+                "model": self.limits.model,
+                "rows": str(session.rows_path),
+                "events": str(session.events_path),
+            }
+        )
+
+    def _the_load(self, request: web.Request) -> Session:
+        session = self.session
+        if session is None or session.id != request.match_info["id"]:
+            raise ApiError(404, f"no load {request.match_info['id']!r} is under way", code="not_found")
+        return session
+
+    async def _load(self, request: web.Request) -> web.Response:
+        return _json(self._totals(self._the_load(request)))
+
+    async def _end_load(self, request: web.Request) -> web.Response:
+        """Wait for the load's last request and for the workers' last account of themselves; then its totals."""
+        session = self._the_load(request)
+        await session.idle.wait()
+        await asyncio.sleep(1.5 * self.scenario.telemetry_s / session.clock.scale)
+        totals = self._totals(session)
+        if self.session is session:
+            await self._begin_adhoc()
+        return _json(totals)
+
+
+def _failure(failed: Failed) -> ApiError:
+    record = failed.record
+    return ApiError(failed.http_status, record.error_message, None, record.error, failed.retry_after_s)
+
+
+def _json(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type=JSON)
+
+
+async def _object(request: web.Request, known: set[str]) -> dict[str, Any]:
+    raw = await request.read()
+    try:
+        body = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    if unknown := set(body) - known:
+        raise ApiError(400, f"{min(unknown)}: unknown field; known: {', '.join(sorted(known))}", min(unknown))
+    return body
+
+
+@web.middleware
+async def _api_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        response: web.StreamResponse = await handler(request)
+        return response
+    except ApiError as error:
+        headers = {}
+        if error.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        return web.Response(body=error.body(), status=error.status, content_type=JSON, headers=headers)
+    except web.HTTPRequestEntityTooLarge:
+        too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; use the prfaas extension for long prompts")
+        return web.Response(body=too_large.body(), status=413, content_type=JSON)
+    except web.HTTPException as error:
+        plain = ApiError(error.status, f"{request.method} {request.path}: {error.reason}", code=str(error.status))
+        return web.Response(body=plain.body(), status=error.status, content_type=JSON)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        log.exception("%s %s", request.method, request.path)
+        internal = ApiError(500, "internal error of the gateway; see `prfaas logs gateway`", code="internal")
+        return web.Response(body=internal.body(), status=500, content_type=JSON)
+
+
+async def serve(config: Config) -> None:
+    """Run the gateway until SIGTERM or SIGINT."""
+    gateway = Gateway(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, gateway.stopped.set)
+    await gateway.run()
+
+
+def main() -> None:
+    """The entry of `python -m testbed.gateway`."""
+    parser = argparse.ArgumentParser(prog="testbed.gateway", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Config)
+    sys.path[:0] = config.import_path
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Policies by name: the shipped ones, and anybody's own as `package.module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Final
+
+from testbed.scenario import ScenarioError
+from testbed.scheduler.api import Policy
+from testbed.scheduler.baselines import Homogeneous, Naive, Static
+from testbed.scheduler.prfaas import Prfaas
+
+SHIPPED: Final[dict[str, type]] = {"prfaas": Prfaas, "static": Static, "naive": Naive, "homogeneous": Homogeneous}
+
+
+def load_policy(name: str) -> Policy:
+    """A new policy object. Raises ScenarioError when there is no such policy, or it cannot be imported or constructed."""
+    if name in SHIPPED:
+        shipped: Policy = SHIPPED[name]()
+        return shipped
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, SHIPPED, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ScenarioError(f"policy {name!r}: {hint}use one of {', '.join(SHIPPED)}, or your own as package.module:Class")
+    try:
+        made = getattr(importlib.import_module(module_name), class_name)()
+    except ModuleNotFoundError as error:
+        raise ScenarioError(
+            f"policy {name!r}: {error}; the module must be importable from the folder where you call prfaas, or installed"
+        ) from None
+    except AttributeError:
+        raise ScenarioError(f"policy {name!r}: module {module_name} has no class {class_name}") from None
+    except Exception as error:
+        raise ScenarioError(f"policy {name!r}: cannot be made: {type(error).__name__}: {error}") from error
+    missing = [method for method in ("start", "route") if not callable(getattr(made, method, None))]
+    if missing:
+        raise ScenarioError(f"policy {name!r}: has no method {' and no method '.join(missing)}; see testbed.scheduler.api.Policy")
+    policy: Policy = made
+    return policy

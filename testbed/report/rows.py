@@ -1,0 +1,79 @@
+"""The columns of the result tables: what the gateway writes of every request, and what `requests.csv` and `timeline.csv` hold.
+
+They are stable: a column is added at the end or not at all. Times are model seconds since the load's t = 0 unless a name ends in `_ns`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from testbed.control import Record
+
+GATEWAY_COLUMNS: Final = (
+    "request_id",
+    "status",  # ok | failed | aborted (its client left)
+    "error",  # a short kind, when not ok
+    "error_message",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens_asked",
+    "output_tokens",
+    "attempts",
+    "prefill_site",  # prfaas | pd
+    "prefill_node",
+    "decode_node",
+    "reason",  # the rule that routed it
+    "threshold_tokens",  # t at the time
+    "policy_error",  # how the policy failed, when the fallback decided
+    "kv_bytes",  # S_kv(l - cached), model bytes
+    "arrive_s",
+    "route_s",  # of the last attempt
+    "prefill_start_s",
+    "prefill_end_s",
+    "landed_s",  # the last KV byte at the decode node
+    "admitted_s",  # a decode slot taken; the first token leaves
+    "finished_s",  # the last token left
+)
+
+PARTS: Final = ("client", "queue", "prefill", "transfer", "admission", "return")
+"""The parts of a TTFT, in order; they add up to it exactly. client: t_sched to arrival at control. queue: to the start of the prefill
+(routing, retries, the way to the worker and waiting there). prefill. transfer: exposed, from prefill end to the last KV byte landed. admission:
+to a decode slot. return: the first token's way to the client."""
+
+REQUEST_COLUMNS: Final = (
+    *GATEWAY_COLUMNS,
+    "sched_s",
+    "send_s",
+    "headers_s",
+    "first_token_s",
+    "last_token_s",
+    "done_s",
+    "client_error",
+    "late_s",  # send - sched: how late the client was
+    "ttft_s",  # first_token - sched (without a client's stamps: admitted - arrive)
+    "tpot_s",  # (last_token - first_token) / (tokens - 1)
+    "e2e_s",  # done - sched
+    *(f"ttft_{part}_s" for part in PARTS),
+    "in_window",  # t_sched in [warm-up, duration)
+)
+
+TIMELINE_COLUMNS: Final = (
+    "t_s",
+    "direction",  # to_pd | to_prfaas
+    "rate_asked_bps",
+    "rate_measured_bps",  # KV class, IP and Ethernet headers included
+    "backlog_bytes",
+    "drops",
+    "kv_wire_bytes",  # cumulative since t = 0, on the wire (wall bytes)
+)
+
+
+def gateway_row(record: Record) -> list[object]:
+    """A record as a row of GATEWAY_COLUMNS; a time or threshold there is none of is empty."""
+    row: list[object] = []
+    for column in GATEWAY_COLUMNS:
+        value = getattr(record, column)
+        if isinstance(value, float):
+            value = "" if value != value else repr(round(value, 9))
+        row.append(value)
+    return row

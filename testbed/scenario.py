@@ -1,0 +1,422 @@
+"""One YAML file = one experiment. A scenario is written in the real system's units; `scale` says how it is shrunk to this machine.
+
+`load(name_or_path, sets)` reads a shipped scenario by name or any file by path, applies `--set key=value`, and refuses what it does not
+know: every error names the file, the key, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from emulator.profile import KvThroughputProfile, Profile, ProfileError, load_profile
+from netem.link import LinkError, parse_rate
+
+SHIPPED = resources.files("testbed") / "scenarios"
+
+
+class ScenarioError(ValueError):
+    """A scenario, or something set in it, that cannot be used. The message names the file, the key, the value and the remedy."""
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def _rate(value: Any) -> float:
+    try:
+        return parse_rate(value)
+    except LinkError as error:
+        raise ValueError(str(error)) from None
+
+
+Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
+Rate = Annotated[float, BeforeValidator(_rate)]
+
+
+class Part(BaseModel):
+    """Base of every part of a scenario: unknown keys are refused, values are never coerced silently from other types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Profiles(Part):
+    """The profile of each site's prefill hardware; decode step and slots are the pd profile's."""
+
+    prfaas: str | None = None
+    pd: str
+
+
+class Fleet(Part):
+    """Instances: remote prefill, local prefill, local decode (the paper's N_prfaas, N_p, N_d)."""
+
+    n_prfaas: Annotated[int, Field(ge=0, le=64)] = 0
+    n_p: Annotated[int, Field(ge=0, le=64)] = 0
+    n_d: Annotated[int, Field(ge=1, le=64)]
+
+    @model_validator(mode="after")
+    def _can_prefill(self) -> Fleet:
+        if self.n_prfaas + self.n_p < 1:
+            raise ValueError("n_prfaas + n_p must be at least 1: somebody has to prefill")
+        if self.n_prfaas + self.n_p + self.n_d > 128:
+            raise ValueError("more than 128 instances; the sites have 128 ports for them")
+        return self
+
+
+class PolicySpec(Part):
+    """A policy by name (prfaas, static, naive, homogeneous) or `package.module:Class`, and its parameters."""
+
+    name: str
+    threshold_tokens: Positive | None = None
+
+
+class Deployment(Part):
+    """A fleet, what it runs on, and the policy in charge."""
+
+    name: str
+    profiles: Profiles
+    fleet: Fleet
+    policy: PolicySpec
+
+    @model_validator(mode="after")
+    def _remote_has_profile(self) -> Deployment:
+        if self.fleet.n_prfaas and self.profiles.prfaas is None:
+            raise ValueError(f"fleet.n_prfaas is {self.fleet.n_prfaas}, but profiles.prfaas is missing; name the profile of the remote site")
+        return self
+
+
+class LogNormal(Part):
+    """Truncated log-normal input lengths: ln l ~ N(mu, sigma), min_tokens <= l <= max_tokens."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    mu: Annotated[float, AfterValidator(_finite)] = 9.90
+    sigma: Positive = 1.00
+    min_tokens: Annotated[int, Field(ge=1)] = 128
+    max_tokens: Annotated[int, Field(ge=1)] = 131072
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LogNormal:
+        if self.min_tokens >= self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} must be below max_tokens {self.max_tokens}")
+        return self
+
+
+class Mix(Part):
+    """A discrete mix of input lengths."""
+
+    kind: Literal["mix"] = "mix"
+    values: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    weights: list[Positive]
+
+    @model_validator(mode="after")
+    def _paired(self) -> Mix:
+        if len(self.values) != len(self.weights):
+            raise ValueError(f"{len(self.values)} values but {len(self.weights)} weights; give one weight a value")
+        return self
+
+
+class Arrivals(Part):
+    """When requests come. For a synthetic workload: poisson, gamma (cv > 0) or uniform. For a trace: as-is or spread."""
+
+    kind: Literal["poisson", "gamma", "uniform", "as-is", "spread"] = "poisson"
+    cv: Positive = 1.0
+
+
+class Workload(Part):
+    """What is offered: a trace, or synthetic lengths and arrivals, at a rate or at a fraction of the deployment's Lambda_max."""
+
+    trace: str | None = None
+    lengths: Annotated[LogNormal | Mix, Field(discriminator="kind")] = LogNormal()
+    output_tokens: Annotated[int, Field(ge=1)] = 1024
+    arrivals: Arrivals = Arrivals()
+    rate_rps: Positive | None = None
+    load_fraction: Annotated[float, Field(gt=0, le=10)] | None = None
+    duration_s: Positive = 600.0
+    warmup_s: Annotated[float, Field(ge=0), AfterValidator(_finite)] = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Workload:
+        if self.rate_rps is not None and self.load_fraction is not None:
+            raise ValueError("rate_rps and load_fraction are both set; set one of them to null")
+        if self.rate_rps is None and self.load_fraction is None and self.trace is None:
+            raise ValueError("set rate_rps (requests a model second) or load_fraction (of the deployment's Lambda_max)")
+        if self.warmup_s >= self.duration_s:
+            raise ValueError(f"warmup_s {self.warmup_s:g} must be below duration_s {self.duration_s:g}")
+        of_trace = self.arrivals.kind in ("as-is", "spread")
+        if of_trace and self.trace is None:
+            raise ValueError(f"arrivals.kind {self.arrivals.kind} needs a trace; use poisson, gamma or uniform, or name a trace")
+        if self.trace is not None and not of_trace:
+            raise ValueError(f"arrivals.kind {self.arrivals.kind} is for synthetic workloads; use as-is or spread with a trace")
+        return self
+
+
+class Link(Part):
+    """The link between the sites, each direction. rate_bps: bits/s (or a string such as "16gbps")."""
+
+    rate_bps: Rate
+    congestion_control: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "cubic"
+
+
+class Transport(Part):
+    """How KV moves: connections a (sender, receiver) pair, pieces a transfer, and the buffers at both ends (model bytes)."""
+
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    pieces: Annotated[int, Field(ge=1, le=1024)] | None = None
+    outbox_bytes: Annotated[int, Field(ge=1)] = 32 * 2**30
+    landing_bytes: Annotated[int, Field(ge=1)] = 64 * 2**30
+
+
+class Decode(Part):
+    """Overrides of the pd profile's decode step and slots, and how many tokens a streamed event carries."""
+
+    step_s: Positive | None = None
+    slots: Annotated[int, Field(ge=1, le=4096)] | None = None
+    stream_interval: Annotated[int, Field(ge=1, le=4096)] = 1
+
+
+class Scale(Part):
+    """time_scale: model seconds a wall second. byte_scale: wall bytes a model byte."""
+
+    time_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    byte_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Slo(Part):
+    """What users were promised, model seconds."""
+
+    ttft_p90_s: Positive = 6.0
+    tpot_s: Positive = 0.025
+
+
+class Scenario(Part):
+    """An experiment, in the real system's units."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    description: str = ""
+    backend: Literal["timing"] = "timing"
+    deployments: Annotated[list[Deployment], Field(min_length=1)]
+    cache_bytes: Annotated[int, Field(ge=0)] = 0
+    workload: Workload
+    link: Link
+    transport: Transport = Transport()
+    decode: Decode = Decode()
+    scale: Scale = Scale()
+    slo: Slo = Slo()
+    seed: Annotated[int, Field(ge=0)] = 1
+    telemetry_s: Positive = 1.0
+    max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
+
+    @model_validator(mode="after")
+    def _whole(self) -> Scenario:
+        names = [d.name for d in self.deployments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"deployments: names must differ, got {', '.join(names)}")
+        if self.cache_bytes:
+            raise ValueError(
+                f"cache_bytes {self.cache_bytes}: this version has no prefix cache yet and every prompt is prefilled whole; set it to 0"
+            )
+        for d in self.deployments:
+            for site in ("prfaas", "pd"):
+                if getattr(d.profiles, site) is not None:
+                    self._check_profile(d, site)
+        return self
+
+    def _check_profile(self, deployment: Deployment, site: str) -> None:
+        where = f"deployments.{deployment.name}.profiles.{site}"
+        profile = _timing(getattr(deployment.profiles, site), where)
+        for key in ("outbox_bytes", "landing_bytes"):
+            largest = profile.s_kv(profile.last_tokens)
+            if getattr(self.transport, key) < largest:
+                raise ValueError(
+                    f"transport.{key} {getattr(self.transport, key)} is below the largest transfer of profile "
+                    f"{profile.name}, {largest:.0f} bytes, which could then never be sent; raise it"
+                )
+
+    def deployment(self, name: str | None = None) -> Deployment:
+        """A deployment by name; the first one without a name. Raises ScenarioError for a name there is not."""
+        if name is None:
+            return self.deployments[0]
+        for deployment in self.deployments:
+            if deployment.name == name:
+                return deployment
+        known = ", ".join(d.name for d in self.deployments)
+        raise ScenarioError(f"scenario {self.name}: no deployment {name!r}; it has {known}")
+
+    def only(self, name: str | None, policy: str | None = None) -> Scenario:
+        """This scenario with that one deployment, and, when given, another policy for it."""
+        deployment = self.deployment(name)
+        if policy is not None and policy != deployment.policy.name:
+            spec = PolicySpec(name=policy, threshold_tokens=deployment.policy.threshold_tokens)
+            deployment = deployment.model_copy(update={"policy": spec})
+        return self.model_copy(update={"deployments": [deployment]})
+
+    def profile(self, deployment: Deployment, site: Literal["prfaas", "pd"]) -> Profile | None:
+        """The profile of a site, with the scenario's overrides of decode and pieces; None when the site has none."""
+        name = getattr(deployment.profiles, site)
+        if name is None:
+            return None
+        profile = _timing(name, f"deployments.{deployment.name}.profiles.{site}")
+        return profile.with_decode(step_s=self.decode.step_s, slots=self.decode.slots)
+
+    def pieces(self, deployment: Deployment, site: Literal["prfaas", "pd"]) -> int:
+        """Pieces a transfer: the scenario's, else the profile's."""
+        if self.transport.pieces is not None:
+            return self.transport.pieces
+        profile = self.profile(deployment, site)
+        assert profile is not None
+        return profile.pieces
+
+    def fingerprint(self, *, testbed_only: bool = False) -> str:
+        """The same for equal scenarios, whatever file they came from. testbed_only: without what only a load cares for."""
+        data = self.model_dump(mode="json")
+        if testbed_only:
+            for of_the_load in ("workload", "slo", "seed", "description"):
+                del data[of_the_load]
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_yaml(self) -> str:
+        """The resolved scenario, as the results folder keeps it."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _timing(name: str, where: str) -> Profile:
+    try:
+        profile = load_profile(name)
+    except ProfileError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if isinstance(profile, KvThroughputProfile):
+        raise ValueError(f"{where}: profile {name!r} has KV throughput only, no prefill times; it cannot serve a site")
+    return profile
+
+
+def shipped() -> list[str]:
+    """The names of the scenarios that come with the testbed."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
+    """Read a scenario by shipped name or by path, with `key=value` overrides (dotted keys, YAML values; list items by name or index).
+
+    Raises ScenarioError, naming file, key, value and remedy.
+    """
+    path = Path(name_or_path)
+    if "/" in name_or_path or path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ScenarioError(f"{name_or_path}: no such file; give a scenario's path or one of {', '.join(shipped())}")
+        text, source = path.read_text(encoding="utf-8-sig"), name_or_path
+    else:
+        names = shipped()
+        if name_or_path not in names:
+            near = difflib.get_close_matches(name_or_path, names, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ScenarioError(
+                f"scenario {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); {hint}a file needs its .yaml ending"
+            )
+        text, source = (SHIPPED / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ScenarioError(f"{source}: must be a mapping of keys, is {type(data).__name__}; see `prfaas plan paper` for an example")
+    for item in sets:
+        _apply(data, item)
+    return parse(data, source, overridden=bool(sets))
+
+
+def parse(data: dict[str, Any], source: str, *, overridden: bool = False) -> Scenario:
+    """Validate a scenario's data. `source` is what errors call it."""
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{source}{' with --set' if overridden else ''}: {_explain(one, data)}" for one in error.errors()]
+        raise ScenarioError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _apply(data: dict[str, Any], item: str) -> None:
+    key, equals, value = item.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ScenarioError(f"--set {item!r}: must be key=value, such as workload.load_fraction=0.8")
+    target: Any = data
+    for depth, step in enumerate(path):
+        where: str | int = step
+        if isinstance(target, list):
+            names = [one.get("name") if isinstance(one, dict) else None for one in target]
+            if step in names:
+                where = names.index(step)
+            elif step.isdigit() and int(step) < len(target):
+                where = int(step)
+            else:
+                known = ", ".join(str(n) for n in names)
+                raise ScenarioError(f"--set {item!r}: {'.'.join(path[:depth])} has no item {step!r}; it has {known}")
+        elif not isinstance(target, dict):
+            raise ScenarioError(f"--set {item!r}: {'.'.join(path[:depth])} is {target!r}, which has no keys")
+        if depth == len(path) - 1:
+            try:
+                target[where] = yaml.safe_load(value)  # type: ignore[index]
+            except yaml.YAMLError:
+                raise ScenarioError(f"--set {item!r}: {value!r} is not a YAML value") from None
+            # the two ways of giving a load exclude each other: setting one on the command line replaces the other
+            other = {"rate_rps": "load_fraction", "load_fraction": "rate_rps"}.get(step)
+            if other and path[0] == "workload" and target[where] is not None:  # type: ignore[index]
+                target[other] = None  # type: ignore[index]
+            return
+        if isinstance(target, dict):
+            target = target.setdefault(step, {})
+            if target is None:
+                target = {}
+        else:
+            target = target[where]
+
+
+def _explain(error: Any, data: dict[str, Any]) -> str:
+    """One Pydantic error as: key: value: what is wrong; remedy."""
+    loc = [str(step) for step in error["loc"] if step not in ("lognormal", "mix")]
+    key = ".".join(_named(loc, data))
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(loc[:-1])
+        near = difflib.get_close_matches(loc[-1], known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{key}: missing; add it"
+    if not loc:
+        return message
+    value = error.get("input")
+    shown = f" = {value!r}" if not isinstance(value, dict | list) else ""
+    return f"{key}{shown}: {message[0].lower() + message[1:]}"
+
+
+def _named(loc: list[str], data: Any) -> list[str]:
+    """The location with list indices of named things replaced by their names."""
+    out: list[str] = []
+    for step in loc:
+        data = data[int(step)] if isinstance(data, list) and step.isdigit() and int(step) < len(data) else (
+            data.get(step) if isinstance(data, dict) else None
+        )
+        named = step.isdigit() and isinstance(data, dict) and isinstance(data.get("name"), str)
+        out.append(data["name"] if named else step)
+    return out
+
+
+def _known_keys(loc: list[str]) -> list[str]:
+    parts: dict[str, type[Part]] = {
+        "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
+        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "scale": Scale, "slo": Slo,
+    }  # fmt: skip
+    names = [step for step in loc if not step.isdigit()]
+    if names and names[-1] == "lengths":
+        return sorted({*LogNormal.model_fields, *Mix.model_fields})
+    return sorted((parts[names[-1]] if names and names[-1] in parts else Scenario).model_fields)

@@ -1,0 +1,217 @@
+"""One load on the wall clock: a Control, the streams of its clients, and the files its rows and events go to.
+
+A session begins at one monotonic instant, t = 0 for everything in it, with empty workers and a freshly started policy. Between loads an "adhoc"
+session serves whoever comes. It only carries events and commands; `control.py` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+
+from emulator.clock import Clock
+from emulator.messages import AnyMessage, Telemetry, Tokens
+from testbed.control import CLIENT, Arrive, ClientGone, Completed, Control, Event, Failed, NodeLost, NodeUp, Record
+from testbed.openai_api import Ask
+from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
+from testbed.scheduler.api import Decision, Policy, Reject, RequestView, Role, SystemView
+
+FLUSH_S: Final = 0.5  # wall seconds between writes of rows and events
+
+
+class PolicyTooSlowError(Exception):
+    """A policy took longer than it may on the request path."""
+
+
+class _Alarm(BaseException):
+    """Raised inside a policy that is too slow; not an Exception, so that the policy's own handlers do not swallow it."""
+
+
+class BoundedCall:
+    """Calls a policy with a time limit (wall seconds), enforced by SIGALRM: the gateway's main thread is where policies run."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._asking = False
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def __call__(self, policy: Policy, request: RequestView, view: SystemView) -> Decision | Reject:
+        self._asking = True
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s, self.limit_s)
+        try:
+            return policy.route(request, view)
+        except _Alarm:
+            raise PolicyTooSlowError(f"no decision within {self.limit_s:g} s") from None
+        finally:
+            self._asking = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self._asking:
+            raise _Alarm
+
+
+class Stream:
+    """What a client's handler reads: text of tokens, then Completed or Failed."""
+
+    __slots__ = ("queue", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.queue: asyncio.Queue[Tokens | Completed | Failed] = asyncio.Queue()
+
+
+class Session:
+    """The live edge of one Control. send(node, message): to a worker's control connection.
+
+    folder: gets `gateway.csv` (one row a request) and `events.jsonl` (every event control saw, in order).
+    """
+
+    def __init__(
+        self, session_id: str, clock: Clock, control: Control, send: Callable[[str, AnyMessage], bool], folder: Path
+    ) -> None:
+        self.id = session_id
+        self.clock = clock
+        self.control = control
+        self.counts: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.telemetry: dict[str, Telemetry] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.on_end: Callable[[Record], None] = lambda record: None
+        self._send = send
+        self._streams: dict[str, Stream] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rows_path, self.events_path = folder / "gateway.csv", folder / "events.jsonl"
+        self._rows = io.StringIO(newline="")
+        self._csv = csv.writer(self._rows, lineterminator="\n")
+        self._csv.writerow(GATEWAY_COLUMNS)
+        self._events: list[bytes] = []
+        self._encode = msgspec.json.Encoder().encode
+        self._rows_file = self.rows_path.open("w", encoding="utf-8", newline="")
+        self._events_file = self.events_path.open("wb")
+        self._loop = asyncio.get_running_loop()
+        self._flusher: asyncio.TimerHandle | None = None
+        self._flush()
+
+    # what the outside says
+    def arrive(self, request_id: str, ask: Ask) -> Stream:
+        """A request has come; its stream. Raises KeyError when a request of that id is under way."""
+        if request_id in self._streams:
+            raise KeyError(request_id)
+        stream = self._streams[request_id] = Stream(request_id)
+        self.idle.clear()
+        self._handle(
+            Arrive(request_id, ask.input_tokens, ask.output_tokens, ask.block_hashes, ask.block_size, ask.session)
+        )
+        return stream
+
+    def client_gone(self, stream: Stream) -> None:
+        """The client left before its answer was whole."""
+        if stream.request_id in self._streams:
+            self._handle(ClientGone(stream.request_id))
+
+    def node_up(self, node: str, role: Role) -> None:
+        self._handle(NodeUp(node, role))
+
+    def node_lost(self, node: str, reason: str) -> None:
+        self._handle(NodeLost(node, reason))
+
+    def node_message(self, node: str, message: AnyMessage) -> None:
+        """A worker's message: token text goes straight to its client, everything else to control."""
+        if type(message) is Tokens:
+            if self.control.is_current(message.request_id, message.attempt):
+                self._streams[message.request_id].queue.put_nowait(message)
+            return
+        if type(message) is Telemetry:
+            self.telemetry[node] = message
+        self._handle(message)  # type: ignore[arg-type]
+
+    def _handle(self, event: Event) -> None:
+        now_s = self.clock.now_s()
+        self._events.append(self._encode({"t_s": now_s, "event": event}))
+        for destination, command in self.control.handle(now_s, event):
+            if destination == CLIENT:
+                assert isinstance(command, Completed | Failed)
+                self._end(command)
+            else:
+                assert not isinstance(command, Completed | Failed)
+                if not self._send(destination, command):
+                    # Its connection is gone and the loss is about to be told; control then tries elsewhere.
+                    self._loop.call_soon(self.node_lost, destination, "no connection to it")
+
+    def _end(self, command: Completed | Failed) -> None:
+        record = command.record
+        self.counts[record.status] += 1
+        if record.error:
+            self.errors[record.error] += 1
+        self._csv.writerow(gateway_row(record))
+        self._streams.pop(record.request_id).queue.put_nowait(command)
+        self.on_end(record)
+        if not self._streams:
+            self.idle.set()
+
+    # files
+    def _flush(self) -> None:
+        self._write()
+        self._flusher = self._loop.call_later(FLUSH_S, self._flush)
+
+    def _write(self) -> None:
+        if self._rows.tell():
+            self._rows_file.write(self._rows.getvalue())
+            self._rows_file.flush()
+            self._rows.seek(0)
+            self._rows.truncate()
+        if self._events:
+            self._events_file.write(b"\n".join(self._events) + b"\n")
+            self._events_file.flush()
+            self._events.clear()
+
+    def close(self) -> None:
+        """Write what is left and close the files."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+        self._write()
+        self._rows_file.close()
+        self._events_file.close()
+
+    def totals(self) -> dict[str, Any]:
+        """What came of the session so far. Bytes: kv in model bytes, wire in bytes on the wire, by the site they came from."""
+        kv: Counter[str] = Counter()
+        wire: Counter[str] = Counter()
+        nodes = self.control.view.nodes
+        for told in self.telemetry.values():
+            for sender, count in told.kv_landed_bytes.items():
+                kv[nodes[sender].site] += count
+            for sender, count in told.wire_landed_bytes.items():
+                wire[nodes[sender].site] += count
+        return {
+            "id": self.id,
+            "t0_ns": self.clock.t0_ns,
+            "time_scale": self.clock.scale,
+            "now_ns": time.monotonic_ns(),
+            "arrived": sum(self.counts.values()) + len(self._streams),
+            "in_flight": len(self._streams),
+            "ended": dict(self.counts),
+            "errors": dict(self.errors),
+            "kv_landed_bytes": dict(kv),
+            "wire_landed_bytes": dict(wire),
+            "refused_frames": sum(told.refused_frames for told in self.telemetry.values()),
+            "late_p99_s": max((told.late_p99_s for told in self.telemetry.values()), default=0.0),
+            "late_max_s": max((told.late_max_s for told in self.telemetry.values()), default=0.0),
+            "retransmits": sum(path.retransmits for told in self.telemetry.values() for path in told.paths),
+            "policy_errors": dict(self.control.policy_errors),
+            "threshold_tokens": getattr(self.control.policy, "threshold_tokens", None),
+            "rows": str(self.rows_path),
+            "events": str(self.events_path),
+        }
