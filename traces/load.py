@@ -1,0 +1,166 @@
+"""A trace file becomes a Trace, whatever its format: told by the content, never by the name alone.
+
+gzip, CRLF, a byte-order mark and a last line without newline are read; unsorted rows are sorted, and it is said;
+everything that would be silently wrong is refused with a TraceError that names file, line, field, value and remedy.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+
+from traces import azure, mooncake, prfaas, table
+from traces.request import Request, TraceError
+from traces.rows import JsonLines, Rows, Table
+
+FORMATS = ("mooncake", "azure", "table", "prfaas")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A workload: requests sorted by arrival, and where they come from.
+
+    requests: at least one; equal arrivals keep the file's order.
+    rows_read: rows of the file; always len(requests) + sum(dropped.values()), also after slicing.
+    dropped: rows left out, by reason.
+    notes: what was done to the rows, and what a reader of a result must know, in order.
+    source: the path as given, or "synthetic".
+    sha256: of the file's bytes as stored (what ``sha256sum`` prints); of the parameters for a synthetic trace. The
+        tools keep it.
+    format: one of FORMATS, or "synthetic".
+    """
+
+    requests: list[Request]
+    rows_read: int
+    dropped: dict[str, int]
+    notes: list[str]
+    source: str
+    sha256: str
+    format: str
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise TraceError(f"{self.source}: no request is left; give a file or a slice with at least one")
+        if self.rows_read != len(self.requests) + sum(self.dropped.values()):
+            raise TraceError(
+                f"{self.source}: rows_read = {self.rows_read}: must be {len(self.requests)} kept + "
+                f"{sum(self.dropped.values())} dropped"
+            )
+        if any(later.arrival_s < earlier.arrival_s for earlier, later in pairwise(self.requests)):
+            raise TraceError(f"{self.source}: requests must be sorted by arrival_s")
+
+    @property
+    def rows_sha256(self) -> str:
+        """The identity of the requests themselves, after every tool: sha256 of the normalised file."""
+        return hashlib.sha256(prfaas.to_rows(self.requests)).hexdigest()
+
+
+def load(path: str | Path, map: Mapping[str, str] | None = None, *, check_units: bool = True) -> Trace:
+    """Read a trace file. A Mooncake, Azure or generic file starts at arrival_s = 0; our own keeps its arrivals.
+
+    map: for a CSV that is no known trace, our names to its columns, see ``traces.table.read``.
+    check_units: refuse stamps whose unit nobody can have meant (ms taken for s); off only when a person knows better.
+    Raises TraceError, see the module.
+    """
+    source = str(path)
+    stored = _stored(path)
+    data = _plain(stored, source)
+    name, rows = _read(data, source, map, check_units)
+    requests = sorted(rows.requests, key=attrgetter("arrival_s"))
+    late = sum(later.arrival_s < earlier.arrival_s for earlier, later in pairwise(rows.requests))
+    notes = list(rows.notes)
+    if late:
+        notes.append(f"the file was not sorted: {late} rows came before the row above them; sorted by arrival")
+    stamps = len({request.arrival_s for request in requests})
+    if len(requests) >= 2 * stamps > 2:
+        notes.append(
+            f"stamps are quantised: {len(requests)} requests on {stamps} stamps; arrivals as_is sends each stamp as "
+            "one burst, spread spaces it evenly"
+        )
+    return Trace(requests, rows.rows_read, rows.dropped, notes, source, hashlib.sha256(stored).hexdigest(), name)
+
+
+def save(trace: Trace, path: str | Path) -> None:
+    """Write the requests as our own trace file (JSON lines, see ``traces.prfaas``), gzipped if the name ends in .gz."""
+    data = prfaas.to_rows(trace.requests)
+    target = Path(path)
+    target.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
+
+
+def _stored(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file; give the path of a trace") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}); give the path of a trace file") from None
+
+
+def _plain(stored: bytes, source: str) -> bytes:
+    data = stored
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{source}: damaged gzip ({error}); fetch the file again") from None
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise TraceError(f"{source}: UTF-16 text; convert it to UTF-8")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if not data.strip():
+        raise TraceError(f"{source}: empty; give a file with at least one request")
+    return data
+
+
+def _read(data: bytes, source: str, map: Mapping[str, str] | None, check_units: bool) -> tuple[str, Rows]:
+    start = data.lstrip()[:1]
+    if start == b"[":
+        raise TraceError(f"{source}: one JSON array; write JSON lines instead, one object a line")
+    if start == b"{":
+        if map is not None:
+            raise TraceError(f"{source}: JSON lines take no map; it is for the columns of a CSV file")
+        return _read_json(data, source, check_units)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise TraceError(f"{source}, line {line}: not UTF-8 text; give JSON lines or CSV, plain or gzipped") from None
+    cells = Table.parse(text, source)
+    if map is not None:
+        return "table", table.read(cells, map, check_units)
+    if not set(azure.COLUMNS[1:]).isdisjoint(cells.columns):
+        return "azure", azure.read(cells)
+    own = table.own_map(cells.columns)
+    if own is None:
+        raise TraceError(
+            f"{source}: columns {_listed(cells.columns)} are no known trace; give a map, such as "
+            "arrival_s=COLUMN input_tokens=COLUMN output_tokens=COLUMN"
+        )
+    return "table", table.read(cells, own, check_units)
+
+
+def _read_json(data: bytes, source: str, check_units: bool) -> tuple[str, Rows]:
+    file = JsonLines.parse(data, source)
+    first = file.records[0]
+    if "chat_id" in first:
+        raise TraceError(
+            f"{source}: a Qwen-Bailian trace (16-token blocks, seconds), which is not read; "
+            "convert it to our own fields"
+        )
+    if not set(prfaas.FIELDS).isdisjoint(first):
+        return "prfaas", prfaas.read(file, check_units)
+    if not set(mooncake.FIELDS).isdisjoint(first):
+        return "mooncake", mooncake.read(file, check_units)
+    raise TraceError(
+        f"{source}: fields {_listed(first)} are no known trace; Mooncake has {', '.join(mooncake.FIELDS)}, "
+        f"ours {', '.join(prfaas.FIELDS)}"
+    )
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(repr(name) for name in names)
