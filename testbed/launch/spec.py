@@ -20,9 +20,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class ProcessSpec:
     """One process of the testbed.
 
-    `name` is unique and names its log, ready file and configuration. `argv` is what runs; `--config FILE` is appended
-    when `config` is not None. The launcher adds to `config`: `name`, `ready_file` (absolute path; the process creates
-    it last, holding its own pid), and, where `listens`, `listen_fd` (the inherited listening socket of the host).
+    `name` is unique and names its log, ready file and configuration. The process says that it is ready by creating
+    `StateDir().ready_file(name)`, holding its own pid; its configuration has to tell it so. `argv` is what runs; where
+    `config` is not None it is written as JSON and `--config FILE` is appended. Where `listens`, the host's listening
+    socket is inherited, and `config` gets the key `listen_fd`.
     `site` is a site of the topology, or None for the supervisor's own, isolated namespace.
     Processes of a lower `stage` are ready before those of a higher one start; within a stage they start together.
     `cpus` pins the process to these cores; `nice` is added to its niceness (below 0 needs root, else refused at start).

@@ -225,7 +225,7 @@ def default_root() -> Path:
 
 
 def proc_stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on (index 0 is proc(5)'s field 3); None if there is no such process."""
+    """The fields of /proc/PID/stat from the state on (index 0 is proc(5) field 3); None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
     except OSError:

@@ -136,9 +136,7 @@ class Supervisor:
                 raise TestbedError(f"{process.name} asks for the listening socket, but the launcher passed none")
             fds.append(self.listener.fileno())
         if process.config is not None:
-            config = {**process.config, "name": process.name, "ready_file": str(state.ready_file(process.name))}
-            if process.listens:
-                config["listen_fd"] = fds[0]
+            config = {**process.config, **({"listen_fd": fds[0]} if process.listens else {})}
             write_json(state.config_file(process.name), config)
             argv += ["--config", str(state.config_file(process.name))]
         with state.log(process.name).open("wb") as output:
