@@ -24,13 +24,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from aiohttp import web
-from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.link import DIRECTIONS, LinkError, LinkState, RateClass, update
 from netem.tc import Applied, Counters, Shaper
@@ -56,7 +56,7 @@ class AgentConfig:
 
     `socket`: path of the Unix socket. `interfaces`: direction -> interface name. `state`: as for PUT /link, with
     `rate_bps` for every direction. `applied_log`: JSON lines, one a step that was applied. `counters_csv`:
-    COUNTER_COLUMNS, both directions every `sample_s`. `ready`: file made (holding the pid) once the link is shaped.
+    COUNTER_COLUMNS, both directions every `sample_s`. `ready_file`: made, holding the pid, once the link is shaped.
     """
 
     socket: str
@@ -64,7 +64,7 @@ class AgentConfig:
     state: Mapping[str, Any]
     applied_log: str
     counters_csv: str
-    ready: str
+    ready_file: str
     sample_s: float = 0.25
 
     @classmethod
@@ -205,28 +205,31 @@ async def run(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with open(config.applied_log, "a") as applied_log, open(config.counters_csv, "a") as counters_csv:
-        async with AsyncIPRoute() as ip:
-            shapers = {direction: Shaper(ip, name) for direction, name in config.interfaces.items()}
-            agent = Agent(config, shapers, applied_log, counters_csv)
-            await agent.apply(config.states())
-            runner = web.AppRunner(application(agent), access_log=None)
-            await runner.setup()
-            Path(config.socket).unlink(missing_ok=True)
-            await web.UnixSite(runner, config.socket).start()
-            sampler = asyncio.create_task(agent.sample())
-            stopped = asyncio.create_task(stop.wait())
-            Path(config.ready).write_text(f"{os.getpid()}\n")
-            try:
-                await asyncio.wait({sampler, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if sampler.done():
-                    await sampler
-            finally:
-                sampler.cancel()
-                stopped.cancel()
-                with suppress(asyncio.CancelledError, LinkError):
-                    await sampler
-                await runner.cleanup()
-                Path(config.socket).unlink(missing_ok=True)
+        await _serve(config, stop, applied_log, counters_csv)
+
+
+async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, counters_csv: TextIO) -> None:
+    async with AsyncExitStack() as stack:
+        shapers = {
+            direction: await stack.enter_async_context(Shaper(interface))
+            for direction, interface in config.interfaces.items()
+        }
+        agent = Agent(config, shapers, applied_log, counters_csv)
+        await agent.apply(config.states())
+        runner = web.AppRunner(application(agent), access_log=None)
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        Path(config.socket).unlink(missing_ok=True)
+        stack.callback(Path(config.socket).unlink, missing_ok=True)
+        await web.UnixSite(runner, config.socket).start()
+        sampler = asyncio.create_task(agent.sample())
+        stopped = asyncio.create_task(stop.wait())
+        Path(config.ready_file).write_text(f"{os.getpid()}\n")
+        await asyncio.wait({sampler, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (sampler, stopped):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 def main() -> int:
@@ -235,7 +238,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         asyncio.run(run(AgentConfig.load(parser.parse_args().config)))
-    except LinkError as refused:
+    except (LinkError, NetlinkError, OSError) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2
     return 0

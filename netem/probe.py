@@ -55,14 +55,14 @@ class Measurement:
 def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) -> tuple[float, float]:
     """(bits/s, window in s) of several receivers' timelines over their common window.
 
-    The window is [last first byte + skip_s, earliest first byte + seconds], cut where a timeline ends. Raises
-    LinkError if nothing is left of it.
+    The window is [last first byte + skip_s, earliest first byte + seconds], or to the last byte if that came sooner.
+    Raises LinkError if nothing is left of it.
     """
     if not timelines or not all(timelines):
         raise LinkError("probe: a connection received nothing; is the link down, or far slower than asked?")
     start_ns = max(timeline[0][0] for timeline in timelines) + round(skip_s * 1e9)
     end_ns = min(timeline[0][0] for timeline in timelines) + round(seconds * 1e9)
-    end_ns = min([end_ns, *(timeline[-1][0] for timeline in timelines)])
+    end_ns = min(end_ns, max(timeline[-1][0] for timeline in timelines))
     if end_ns <= start_ns:
         raise LinkError(f"probe: nothing came after the first {skip_s} s; measure for longer")
     received = sum(_bytes_at(timeline, end_ns) - _bytes_at(timeline, start_ns) for timeline in timelines)

@@ -7,6 +7,7 @@ kernel keeps of a burst is a time in ticks.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import struct
 import time
@@ -104,38 +105,78 @@ def _place(command: RateClass | Leaf) -> dict[str, int]:
 
 
 class Shaper:
-    """The shaping of one egress interface; `ip` is an AsyncIPRoute opened in the interface's network namespace.
+    """The shaping of one egress interface: an async context manager, entered in the interface's network namespace.
 
     Each state is read back after it is applied: a kernel that keeps something else is a LinkError, never a no-op.
+    Calls may overlap: they take turns, as a netlink socket answers a dump during another with EBUSY.
     """
 
-    def __init__(self, ip: AsyncIPRoute, interface: str) -> None:
-        self._ip = ip
+    def __init__(self, interface: str) -> None:
         self._interface = interface
         self._index = 0
         self._applied: tuple[Command, ...] | None = None
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> Shaper:
+        self._ip = await AsyncIPRoute().__aenter__()
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._ip.__aexit__(*failure)
 
     async def apply(self, state: LinkState) -> Applied:
         """Bring the interface to `state`: the first time by adding, then by changing in place; a no-op sends nothing.
 
-        Raises LinkError when the kernel refuses or keeps something else, or when someone else shapes the interface.
+        Raises LinkError when the kernel refuses or keeps something else, when someone else shapes the interface, and
+        when a packet has left unshaped.
         """
         t_asked_ns = time.monotonic_ns()
         wanted = plan(state)
-        first = self._applied is None
-        if first:
-            await self._adopt()
-        pending = [command for command in wanted if command not in (self._applied or ())]
-        self._applied = None if first else ()  # unknown until verified: a failed change is sent again in full
-        for command in pending:
-            await self._send(command, change=not first)
-        t_applied_ns = time.monotonic_ns()
-        self._verify(wanted, await self.read_back())
-        self._applied = wanted
+        async with self._turn:
+            if self._applied is None:
+                self._applied = await self._adopt(wanted)
+            change = self._applied is not None
+            pending = [command for command in wanted if command not in (self._applied or ())]
+            if change and pending:
+                self._applied = ()  # unknown until verified: a failed change is sent again in full
+                pending = [command for command in pending if isinstance(command, RateClass | Leaf)]
+            for command in pending:
+                await self._send(command, change)
+            t_applied_ns = time.monotonic_ns()
+            self._verify(wanted, await self._read_back())
+            unshaped(await self._counters(), self._interface)
+            self._applied = wanted
         return Applied(t_asked_ns, t_applied_ns, len(pending))
 
     async def read_back(self) -> tuple[Command, ...]:
         """What the kernel has, in the order of `plan`. A burst is exact to 1 us of its rate."""
+        async with self._turn:
+            return await self._read_back()
+
+    async def counters(self) -> Counters:
+        """Both classes and the unshaped packets, read now. Raises LinkError when the shaping is gone."""
+        async with self._turn:
+            return await self._counters()
+
+    async def _adopt(self, wanted: Sequence[Command]) -> tuple[Command, ...] | None:
+        """None on a bare interface; () where an agent before this one left the same plan at other rates."""
+        found = await self._ip.link_lookup(ifname=self._interface)
+        if not found:
+            raise LinkError(f"interface {self._interface}: not in this network namespace; run the agent in the WAN's")
+        self._index = found[0]
+        qdiscs = [message async for message in await self._ip.get_qdiscs(index=self._index) if message["handle"] != 0]
+        if not qdiscs:
+            return None
+        try:
+            if list(map(_place_of, await self._read_back())) == list(map(_place_of, wanted)):
+                return ()
+        except LinkError:
+            pass
+        what = f"{qdiscs[0].get_attr('TCA_KIND')} {_text(qdiscs[0]['handle'])}"
+        remedy = f"if nobody needs it: tc qdisc del dev {self._interface} root"
+        raise LinkError(f"interface {self._interface}: already shaped by {what}, not by this agent; {remedy}")
+
+    async def _read_back(self) -> tuple[Command, ...]:
         found: list[Command] = []
         leaves: dict[int, Leaf] = {}
         filters: list[PortFilter] = []
@@ -157,8 +198,7 @@ class Shaper:
                 filters.append(_decode_filter(message))
         return (*found, *sorted(filters, key=lambda kept: kept.prio))
 
-    async def counters(self) -> Counters:
-        """Both classes and the unshaped packets, read now. Raises LinkError when the shaping is gone."""
+    async def _counters(self) -> Counters:
         classes: dict[int, ClassCounters] = {}
         async for message in await self._ip.get_classes(index=self._index):
             classes[message["handle"]] = _decode_counters(message)
@@ -170,17 +210,6 @@ class Shaper:
         if direct is None or not {handle(KV_CLASS), handle(CONTROL_CLASS)} <= classes.keys():
             raise LinkError(f"interface {self._interface}: its shaping is gone; nothing but this agent may change it")
         return Counters(t_ns, classes[handle(KV_CLASS)], classes[handle(CONTROL_CLASS)], direct)
-
-    async def _adopt(self) -> None:
-        found = await self._ip.link_lookup(ifname=self._interface)
-        if not found:
-            raise LinkError(f"interface {self._interface}: not in this network namespace; run the agent in the WAN's")
-        self._index = found[0]
-        async for message in await self._ip.get_qdiscs(index=self._index):
-            if message["handle"] != 0:
-                what = f"{message.get_attr('TCA_KIND')} {_text(message['handle'])}"
-                remedy = f"if nobody needs it: tc qdisc del dev {self._interface} root"
-                raise LinkError(f"interface {self._interface}: already shaped by {what}, not by this agent; {remedy}")
 
     async def _send(self, command: Command, change: bool) -> None:
         verb, kind, keywords = encode(command, self._index, change)
@@ -208,6 +237,12 @@ def unshaped(counters: Counters, interface: str) -> None:
     """Raise LinkError if any packet left `interface` without passing a class."""
     if counters.direct_packets:
         raise LinkError(f"interface {interface}: {counters.direct_packets} packets left unshaped; the run is invalid")
+
+
+def _place_of(command: Command) -> tuple[str, ...]:
+    if isinstance(command, PortFilter):
+        return command.target, command.end
+    return type(command).__name__, command.handle
 
 
 def _text(number: int) -> str:

@@ -1,0 +1,191 @@
+"""The agent's configuration and its HTTP interface, with shapers that only remember. Real kernels: tests/wire."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig, application
+from netem.link import Command, LinkError, LinkState, plan
+from netem.tc import Applied, ClassCounters, Counters
+
+
+class FakeShaper:
+    """Takes states as a kernel would; `broken` makes it refuse."""
+
+    def __init__(self) -> None:
+        self.states: list[LinkState] = []
+        self.broken = False
+
+    async def apply(self, state: LinkState) -> Applied:
+        if self.broken:
+            raise LinkError("interface w-pd: the kernel kept another state than asked")
+        changed = not self.states or self.states[-1] != state
+        self.states.append(state)
+        now_ns = time.monotonic_ns()
+        return Applied(now_ns, now_ns, int(changed))
+
+    async def read_back(self) -> tuple[Command, ...]:
+        return plan(self.states[-1])
+
+    async def counters(self) -> Counters:
+        return Counters(123, ClassCounters(1000, 2, 3, 4, 1), ClassCounters(50, 1, 0, 0, 0), 0)
+
+
+VALID: dict[str, Any] = {
+    "socket": "s",
+    "interfaces": {"to_pd": "w-pd", "to_prfaas": "w-prfaas"},
+    "state": {"rate_bps": 20e6},
+    "applied_log": "a",
+    "counters_csv": "c",
+    "ready_file": "r",
+}
+
+
+@pytest.fixture
+async def agent() -> Agent:
+    config = AgentConfig(**VALID, sample_s=0.01)
+    shapers: Any = {direction: FakeShaper() for direction in config.interfaces}
+    made = Agent(config, shapers, io.StringIO(), io.StringIO())
+    await made.apply(config.states())
+    return made
+
+
+@pytest.fixture
+async def client(agent: Agent) -> AsyncIterator[TestClient[Any, Any]]:
+    async with TestClient(TestServer(application(agent))) as opened:
+        yield opened
+
+
+def log(agent: Agent) -> list[dict[str, Any]]:
+    assert isinstance(agent.applied_log, io.StringIO)
+    return [json.loads(line) for line in agent.applied_log.getvalue().splitlines()]
+
+
+async def test_get_link_tells_asked_kept_applied_and_counters(client: TestClient[Any, Any]) -> None:
+    answer = await (await client.get("/link")).json()
+    assert answer["to_pd"]["asked"]["rate_bps"] == 20e6
+    assert answer["to_pd"]["kept"]["1:10"]["rate_bps"] == 20e6
+    assert answer["to_pd"]["applied"]["t_applied_ns"] >= answer["to_pd"]["applied"]["t_asked_ns"] > 0
+    assert answer["to_prfaas"]["counters"]["kv"]["sent_bytes"] == 1000
+
+
+async def test_put_link_lays_over_the_present_state(client: TestClient[Any, Any]) -> None:
+    answer = await (await client.put("/link", json={"to_pd": {"rate_bps": 1e8}})).json()
+    assert answer["to_pd"]["asked"]["rate_bps"] == 1e8
+    assert answer["to_prfaas"]["asked"]["rate_bps"] == 20e6
+
+
+async def test_a_put_that_cannot_be_had_changes_nothing(client: TestClient[Any, Any], agent: Agent) -> None:
+    response = await client.put("/link", json={"to_pd": {"rate_bps": 100}})
+    error = (await response.json())["error"]
+    assert response.status == 400
+    assert (error["field"], error["value"]) == ("to_pd.rate_bps", 100)
+    assert error["remedy"] in error["message"]
+    assert agent.states["to_pd"] == LinkState(20e6)
+
+
+async def test_a_body_that_is_not_json_is_a_400(client: TestClient[Any, Any]) -> None:
+    response = await client.put("/link", data="20mbit")
+    assert response.status == 400
+    assert (await response.json())["error"]["field"] == "body"
+
+
+async def test_a_kernel_that_does_something_else_is_a_500(client: TestClient[Any, Any], agent: Agent) -> None:
+    agent.shapers["to_pd"].broken = True  # type: ignore[attr-defined]
+    response = await client.put("/link", json={"rate_bps": 1e8})
+    assert response.status == 500
+    assert "kept another state" in (await response.json())["error"]["message"]
+    agent.shapers["to_pd"].broken = False  # type: ignore[attr-defined]
+    assert (await client.put("/link", json={"rate_bps": 1e8})).status == 200
+
+
+async def test_only_real_steps_are_logged_with_their_times(client: TestClient[Any, Any], agent: Agent) -> None:
+    await client.put("/link", json={"rate_bps": 20e6})
+    await client.put("/link", json={"to_pd": {"rate_bps": 3e7}})
+    assert [(row["direction"], row["state"]["rate_bps"]) for row in log(agent)] == [
+        ("to_pd", 20e6),
+        ("to_prfaas", 20e6),
+        ("to_pd", 3e7),
+    ]
+    assert all(row["t_applied_ns"] > 0 for row in log(agent))
+
+
+async def test_steps_keep_their_distance(client: TestClient[Any, Any], agent: Agent) -> None:
+    await asyncio.gather(*(client.put("/link", json={"rate_bps": rate}) for rate in (3e7, 4e7, 5e7)))
+    times = sorted(row["t_applied_ns"] for row in log(agent) if row["direction"] == "to_prfaas")
+    assert all(later - before >= MIN_STEP_S * 1e9 * 0.95 for before, later in pairwise(times))
+
+
+async def test_counters_are_sampled_for_both_directions(agent: Agent) -> None:
+    task = asyncio.create_task(agent.sample())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert isinstance(agent.counters_csv, io.StringIO)
+    header, *rows = csv.reader(agent.counters_csv.getvalue().splitlines())
+    assert tuple(header) == COUNTER_COLUMNS
+    assert rows[0] == ["123", "to_pd", "1000", "50", "3", "4", "20000000.0", "0"]
+    assert {row[1] for row in rows} == {"to_pd", "to_prfaas"}
+    assert len(rows) >= 4
+
+
+async def test_get_counters(client: TestClient[Any, Any]) -> None:
+    answer = await (await client.get("/counters")).json()
+    assert answer["to_pd"]["control"] == {
+        "sent_bytes": 50,
+        "packets": 1,
+        "drops": 0,
+        "backlog_bytes": 0,
+        "backlog_packets": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"interfaces": {}}, "interfaces"),
+        ({"interfaces": {"sideways": "w0"}}, "interfaces"),
+        ({"sample_s": 0}, "sample_s"),
+        ({"state": 20e6}, "state"),
+        ({"typo": 1}, "takes no others"),
+    ],
+)
+def test_a_wrong_configuration_names_the_file_and_the_field(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps(VALID | change))
+    with pytest.raises(LinkError, match=named) as refused:
+        AgentConfig.load(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_configuration_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text("{")
+    with pytest.raises(LinkError, match="no readable JSON"):
+        AgentConfig.load(path)
+
+
+def test_every_direction_needs_a_rate() -> None:
+    config = AgentConfig(**(VALID | {"state": {"to_pd": {"rate_bps": 2e7}}}))
+    with pytest.raises(LinkError, match="to_prfaas has no rate_bps"):
+        config.states()
+
+
+def test_the_initial_state_may_differ_by_direction() -> None:
+    config = AgentConfig(**(VALID | {"state": {"rate_bps": 2e7, "mtu": 9000, "to_pd": {"rate_bps": 4e7}}}))
+    assert config.states() == {"to_pd": LinkState(4e7, mtu=9000), "to_prfaas": LinkState(2e7, mtu=9000)}
+
+

@@ -1,0 +1,207 @@
+"""The link's states and plans: units, refusals, the burst and queue rules. Pure; no kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from netem.link import (
+    CONTROL_CLASS,
+    KV_CLASS,
+    Leaf,
+    LinkError,
+    LinkState,
+    PortFilter,
+    RateClass,
+    Root,
+    burst_bytes,
+    changes,
+    expected_goodput_bps,
+    parse_rate,
+    plan,
+    queue_bytes,
+    update,
+)
+
+
+def kv_class(state: LinkState) -> RateClass:
+    return next(c for c in plan(state) if isinstance(c, RateClass) and c.handle == KV_CLASS)
+
+
+@pytest.mark.parametrize(
+    ("text", "bps"),
+    [
+        ("16gbps", 16e9),
+        ("160mbit", 160e6),
+        ("1 Mbit/s", 1e6),
+        ("1Mbps", 1e6),
+        ("2.5 Gbit", 2.5e9),
+        ("40gbit", 40e9),  # pyroute2#715
+        ("800kbit", 800e3),
+        ("1e8", 1e8),
+        ("1_000_000 bit/s", 1e6),
+        (20e6, 20e6),
+        (160_000_000, 160e6),
+    ],
+)
+def test_parse_rate_reads_decimal_bits_per_second(text: str | float, bps: float) -> None:
+    assert parse_rate(text) == bps
+
+
+@pytest.mark.parametrize("text", ["1MB", "1MB/s", "8MBps", "1mb", "1 mb/s", "1Gb/s", "1mbytes", "1mbyte/s", "9B/s"])
+def test_parse_rate_refuses_what_may_mean_bytes(text: str) -> None:
+    with pytest.raises(LinkError, match="rate"):
+        parse_rate(text)
+
+
+def test_parse_rate_of_bytes_names_the_remedy() -> None:
+    with pytest.raises(LinkError, match=r"link\.rate: '20MB/s' may mean bytes; write bits: 1 MB/s is 8mbit"):
+        parse_rate("20MB/s", "link.rate")
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-5mbit", "nan", "inf", "1Mibit", "1e400", "1mbit/h", "1,5gbit", "0mbit"])
+def test_parse_rate_refuses_nonsense(text: str) -> None:
+    with pytest.raises(LinkError):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, None, [1e6]])
+def test_parse_rate_refuses_numbers_that_are_no_rate(value: Any) -> None:
+    with pytest.raises(LinkError):
+        parse_rate(value)
+
+
+@pytest.mark.parametrize("rate", [0, -5e6, math.nan, math.inf, 999_999, 20, 401e9, "20mbit", None, True])
+@pytest.mark.parametrize("field", ["rate_bps", "control_rate_bps"])
+def test_a_state_refuses_a_rate_that_cannot_be_had(field: str, rate: Any) -> None:
+    with pytest.raises(LinkError, match=field) as refused:
+        LinkState(**{"rate_bps": 20e6, field: rate})
+    assert refused.value.field == field
+    assert refused.value.remedy
+
+
+def test_the_floor_is_a_megabit_and_the_ceiling_is_what_htb_can_time() -> None:
+    assert kv_class(LinkState(1e6)).rate_bps == 1e6
+    assert kv_class(LinkState(400e9)).rate_bps == 400e9
+
+
+@pytest.mark.parametrize(("field", "value"), [("delay_s", 0.02), ("delay_s", math.nan), ("jitter_s", 1), ("loss", 0.1)])
+def test_a_state_refuses_what_no_mechanism_does(field: str, value: float) -> None:
+    with pytest.raises(LinkError, match=field):
+        LinkState(rate_bps=20e6, **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mtu", [0, 1500.0, 100_000, True, "1500"])
+def test_a_state_refuses_an_mtu_that_is_none(mtu: Any) -> None:
+    with pytest.raises(LinkError, match="mtu"):
+        LinkState(rate_bps=20e6, mtu=mtu)
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "expected"),
+    [(1e6, 70_000), (56e6, 70_000), (140e6, 70_000), (200e6, 100_000), (2e9, 1_000_000), (40e9, 20_000_000)],
+)
+def test_burst_is_four_milliseconds_but_one_super_packet_at_least(rate_bps: float, expected: int) -> None:
+    assert burst_bytes(rate_bps) == expected
+
+
+@pytest.mark.parametrize("rate_bps", [56e6, 100e6, 1e9, 100e9])
+def test_burst_never_leaks_more_than_ten_milliseconds_above_the_floor(rate_bps: float) -> None:
+    assert burst_bytes(rate_bps) <= rate_bps / 8 * 0.010
+
+
+@pytest.mark.parametrize("rate_bps", [1e6, 20e6, 1e9, 40e9])
+def test_the_queue_holds_super_packets_ten_milliseconds_and_a_burst(rate_bps: float) -> None:
+    assert queue_bytes(rate_bps) >= max(4 * 65536, rate_bps / 8 * 0.010) + burst_bytes(rate_bps)
+    assert queue_bytes(rate_bps) < 2**31  # bfifo's limit
+
+
+def test_a_plan_is_a_value() -> None:
+    assert plan(LinkState(20e6)) == plan(LinkState(20e6))
+    assert hash(plan(LinkState(20e6))) == hash(plan(LinkState(20e6)))
+    assert plan(LinkState(20e6)) != plan(LinkState(21e6))
+
+
+def test_a_plan_names_every_class_before_what_refers_to_it() -> None:
+    seen: set[str] = set()
+    for command in plan(LinkState(20e6)):
+        if isinstance(command, RateClass | Leaf | PortFilter):
+            assert command.parent in seen
+        if isinstance(command, PortFilter):
+            assert command.target in seen
+        else:
+            seen.add(command.handle)
+
+
+def test_the_default_is_the_kv_class_and_it_exists() -> None:
+    commands = plan(LinkState(20e6))
+    root = commands[0]
+    assert isinstance(root, Root)
+    assert root.default == KV_CLASS
+    assert KV_CLASS in [c.handle for c in commands if isinstance(c, RateClass)]
+
+
+def test_the_control_class_is_served_first_at_its_own_rate() -> None:
+    classes = {c.handle: c for c in plan(LinkState(20e6, control_rate_bps=3e6)) if isinstance(c, RateClass)}
+    assert classes[CONTROL_CLASS].rate_bps == 3e6
+    assert classes[CONTROL_CLASS].prio < classes[KV_CLASS].prio
+    assert classes[KV_CLASS].rate_bps == 20e6
+
+
+def test_control_is_selected_by_its_ports_at_either_end() -> None:
+    filters = [c for c in plan(LinkState(20e6)) if isinstance(c, PortFilter)]
+    assert {f.end for f in filters} == {"sport", "dport"}
+    for port in range(7100, 7500):
+        assert {port & f.mask == f.port for f in filters} == {7168 <= port <= 7295}
+
+
+def test_changes_are_classes_and_leaves_only_and_empty_for_a_no_op() -> None:
+    assert changes(LinkState(20e6), LinkState(20e6)) == ()
+    stepped = changes(LinkState(20e6), LinkState(2e9))
+    assert [type(c) for c in stepped] == [RateClass, Leaf]
+    assert {c.handle for c in stepped if isinstance(c, RateClass)} == {KV_CLASS}
+
+
+def test_expected_goodput_is_what_headers_leave() -> None:
+    assert expected_goodput_bps(1514.0) == pytest.approx(1448.0)
+    assert expected_goodput_bps(20e6) == pytest.approx(0.9564 * 20e6, rel=1e-4)
+    assert expected_goodput_bps(9014.0, mtu=9000) == pytest.approx(8948.0)
+
+
+STATES = {"to_pd": LinkState(20e6), "to_prfaas": LinkState(30e6)}
+
+
+def test_an_update_holds_for_both_directions_unless_it_names_one() -> None:
+    assert update(STATES, {"rate_bps": 1e8}) == {"to_pd": LinkState(1e8), "to_prfaas": LinkState(1e8)}
+    assert update(STATES, {"to_pd": {"rate_bps": 1e8}}) == {"to_pd": LinkState(1e8), "to_prfaas": LinkState(30e6)}
+    assert update(STATES, {"to_pd": {"rate_bps": 1e8}, "rate_bps": 5e7})["to_pd"] == LinkState(1e8)
+    assert update(STATES, {}) == STATES
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"rate": 1e8}, "rate"),
+        ({"rate_bps": "100mbit"}, "rate_bps"),
+        ({"rate_bps": 0}, "rate_bps"),
+        ({"to_pd": {"rate_bps": -1}}, "to_pd.rate_bps"),
+        ({"to_pd": {"speed": 1}}, "to_pd.speed"),
+        ({"to_pd": 1e8}, "to_pd"),
+        ({"mtu": 9000}, "mtu"),
+        ({"delay_s": 0.02}, "delay_s"),
+        ([1e8], "link"),
+        (None, "link"),
+    ],
+)
+def test_an_update_that_cannot_be_had_names_the_field(body: object, field: str) -> None:
+    with pytest.raises(LinkError) as refused:
+        update(STATES, body)
+    assert refused.value.field == field
+    assert str(refused.value).startswith(f"{field}: ")
+
+
+def test_an_update_of_a_direction_that_is_not_shaped_is_refused() -> None:
+    with pytest.raises(LinkError, match="to_prfaas"):
+        update({"to_pd": LinkState(20e6)}, {"to_prfaas": {"rate_bps": 1e8}})
