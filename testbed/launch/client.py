@@ -19,8 +19,8 @@ TIMEOUT_S = 10.0
 class UnixClient:
     """Requests to one socket, each on a connection of its own.
 
-    `get` and `post` raise `TestbedError`: nothing is up, nothing answers within `timeout_s` seconds, or the answer is
-    an error (then its text is the answer's `error`).
+    `get`, `post` and `put` raise `TestbedError`: nothing is up, nothing answers within `timeout_s` seconds, or the answer is
+    an error (then its text is the answer's `error`, or the `message` in it).
     """
 
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
@@ -32,6 +32,9 @@ class UnixClient:
 
     def post(self, path: str, body: Any = None) -> Any:
         return self._request("POST", path, body)
+
+    def put(self, path: str, body: Any = None) -> Any:
+        return self._request("PUT", path, body)
 
     def _request(self, method: str, path: str, body: Any) -> Any:
         connection = _Connection(self.path, self.timeout_s)
@@ -58,6 +61,9 @@ class AsyncUnixClient:
 
     async def post(self, path: str, body: Any = None) -> Any:
         return await self._request("POST", path, body)
+
+    async def put(self, path: str, body: Any = None) -> Any:
+        return await self._request("PUT", path, body)
 
     async def _request(self, method: str, path: str, body: Any) -> Any:
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
@@ -100,7 +106,8 @@ def _decode(path: Path, status: int, body: bytes) -> Any:
     except ValueError:
         raise TestbedError(f"{path}: HTTP {status}, and the answer is not JSON: {body[:200]!r}") from None
     if status >= 400:
-        raise TestbedError(str(answer["error"] if isinstance(answer, dict) and "error" in answer else answer))
+        error = answer.get("error", answer) if isinstance(answer, dict) else answer
+        raise TestbedError(str(error["message"] if isinstance(error, dict) and "message" in error else error))
     return answer
 
 

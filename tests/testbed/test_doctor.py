@@ -1,6 +1,7 @@
 """What the doctor says of machines that are not this one."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ WORKS = {"veth": "", "htb": "", "netem": "", "ingress": "", "ifb": ""}
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """A machine on which everything works; a test breaks one thing."""
+    monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(doctor, "refusal", lambda: None)
     monkeypatch.setattr(doctor, "_probe", lambda: WORKS)
     monkeypatch.setattr(doctor.shutil, "which", lambda program, path: f"/bin/{program}")
