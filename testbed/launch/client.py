@@ -19,8 +19,8 @@ TIMEOUT_S = 10.0
 class UnixClient:
     """Requests to one socket, each on a connection of its own.
 
-    `get`, `post` and `put` raise `TestbedError`: nothing is up, nothing answers within `timeout_s` seconds, or the answer is
-    an error (then its text is the answer's `error`, or the `message` in it).
+    `get`, `post` and `put` raise `TestbedError`: nothing is up, nothing answers within `timeout_s` seconds, or the
+    answer is an error (then its text is the answer's `error`, or the `message` in it).
     """
 
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
