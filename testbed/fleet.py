@@ -67,7 +67,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
             control_port=ports[name][0],
             data_port=ports[name][1],
             secret=secret,
-            ready_file="",
+            ready_file=str(state.ready_file(name)),
             peers=peers if role == "prefill" else {},
             **_timing(scenario, deployment, site),
         )
@@ -89,6 +89,7 @@ def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
         "state": {"rate_bps": wall_rate_bps(scenario, scenario.link.rate_bps)},
         "applied_log": str(state.root / "link-applied.jsonl"),
         "counters_csv": str(state.root / "link-counters.csv"),
+        "ready_file": str(state.ready_file("agent")),
         "sample_s": SAMPLE_S,
     }
     return ProcessSpec("agent", "wan", (sys.executable, "-m", "netem.agent"), role="link", config=config, stage=0)
@@ -125,8 +126,8 @@ def _gateway(
     assert decode is not None
     config = GatewayConfig(
         name="gateway",
-        ready_file="",
-        listen_fd=-1,
+        ready_file=str(state.ready_file("gateway")),
+        listen_fd=-1,  # the launcher's
         secret=secret,
         scenario=scenario.only(deployment.name).model_dump(mode="json"),
         nodes=[
@@ -143,6 +144,4 @@ def _process(
     name: str, site: str, role: str, module: str, config: msgspec.Struct, *, stage: int, listens: bool = False
 ) -> ProcessSpec:
     data = msgspec.to_builtins(config)
-    for filled_in in ("ready_file", "listen_fd"):  # by the launcher
-        data.pop(filled_in, None)
     return ProcessSpec(name, site, (sys.executable, "-m", module), role=role, config=data, stage=stage, listens=listens)

@@ -189,15 +189,15 @@ def _plans(
                 "remote": deployment.prefill_profile.name if deployment.prefill_profile else None,
                 "local": deployment.local_profile.name,
             },
-            "threshold_tokens": _number(point.threshold_tokens),
+            "threshold_tokens": finite(point.threshold_tokens),
             "n_prfaas": point.fleet.n_prfaas,
             "n_p": point.fleet.n_p,
             "n_d": point.fleet.n_d,
             "offload_fraction": point.p,
             "l_long_tokens": point.l_long if point.p > 0 else None,
             "l_short_tokens": point.l_short if point.p < 1 else None,
-            "theta_prfaas_rps": _number(point.theta_prfaas),
-            "theta_pd_p_rps": _number(point.theta_pd_p),
+            "theta_prfaas_rps": finite(point.theta_prfaas),
+            "theta_pd_p_rps": finite(point.theta_pd_p),
             "theta_pd_d_rps": point.theta_pd_d,
             "lambda_max_rps": point.lambda_max,
             "bottleneck": point.bottleneck,
@@ -217,7 +217,7 @@ def _grid_row(point: OperatingPoint) -> dict[str, Any]:
     return {
         "n_p": point.fleet.n_p,
         "n_d": point.fleet.n_d,
-        "threshold_tokens": _number(point.threshold_tokens),
+        "threshold_tokens": finite(point.threshold_tokens),
         "lambda_max_rps": point.lambda_max,
         "bottleneck": point.bottleneck,
     }
@@ -245,7 +245,7 @@ def _sweep_threshold(system: System, at: OperatingPoint, lengths: LengthDistribu
         "pd_d_rps": terms.decode,
         "lambda_max_rps": terms.lambda_max,
     }
-    return {"threshold_tokens": SWEEP_TOKENS.tolist()} | {k: [_number(x) for x in v] for k, v in columns.items()}
+    return {"threshold_tokens": SWEEP_TOKENS.tolist()} | {k: [finite(x) for x in v] for k, v in columns.items()}
 
 
 def _against_paper(deployments: Sequence[Deployment], result: dict[str, Any]) -> dict[str, Any]:
@@ -272,5 +272,5 @@ def _extended(profile: Profile, lengths: LengthDistribution) -> float:
     return float(lengths.weights[lengths.atoms < profile.first_tokens].sum())
 
 
-def _number(value: float) -> float | None:
+def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None

@@ -198,6 +198,13 @@ class Slo(Part):
     tpot_s: Positive = 0.025
 
 
+class Meter(Part):
+    """When a run is no measurement: lateness (p99, wall seconds) of the client, the workers' timers or the gateway, and CPU use."""
+
+    late_p99_s: Positive = 0.020
+    cpu_fraction: Annotated[float, Field(gt=0, le=1)] = 0.90
+
+
 class Scenario(Part):
     """An experiment, in the real system's units."""
 
@@ -212,6 +219,7 @@ class Scenario(Part):
     decode: Decode = Decode()
     scale: Scale = Scale()
     slo: Slo = Slo()
+    meter: Meter = Meter()
     seed: Annotated[int, Field(ge=0)] = 1
     telemetry_s: Positive = 1.0
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
@@ -280,7 +288,7 @@ class Scenario(Part):
         """The same for equal scenarios, whatever file they came from. testbed_only: without what only a load cares for."""
         data = self.model_dump(mode="json")
         if testbed_only:
-            for of_the_load in ("workload", "slo", "seed", "description"):
+            for of_the_load in ("workload", "slo", "meter", "seed", "description"):
                 del data[of_the_load]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -332,6 +340,14 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
     for item in sets:
         _apply(data, item)
     return parse(data, source, overridden=bool(sets))
+
+
+def override(scenario: Scenario, sets: list[str]) -> Scenario:
+    """A resolved scenario with `key=value` overrides. Raises ScenarioError."""
+    data = scenario.model_dump(mode="json")
+    for item in sets:
+        _apply(data, item)
+    return parse(data, scenario.name, overridden=bool(sets))
 
 
 def parse(data: dict[str, Any], source: str, *, overridden: bool = False) -> Scenario:
@@ -414,7 +430,7 @@ def _named(loc: list[str], data: Any) -> list[str]:
 def _known_keys(loc: list[str]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
-        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "scale": Scale, "slo": Slo,
+        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "scale": Scale, "slo": Slo, "meter": Meter,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]
     if names and names[-1] == "lengths":

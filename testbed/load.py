@@ -1,0 +1,300 @@
+"""A load against a running testbed: build its workload, begin it, let Locust replay it, end it, and write its results.
+
+The replay is a child process (`traces/replay.py` under Locust); this module only prepares it, watches it, and joins what every part noted down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import psutil
+
+from testbed import linkctl, plan
+from testbed.assemble import build_workload, lengths_of_workload, lengths_to_json, mean_output, plan_deployment
+from testbed.fleet import wall_rate_bps
+from testbed.launch import client
+from testbed.launch.state import StateDir, TestbedError
+from testbed.lengths import lengths_of, mean_output_tokens
+from testbed.report.provenance import provenance
+from testbed.report.summary import LinkFigures, Meter, summarise
+from testbed.report.tables import request_table, timeline_table
+from testbed.report.write import write_results
+from testbed.scenario import Scenario
+from traces.client_rows import read_rows
+from traces.load import Trace, save
+
+LEAD_S: Final = 3.0  # wall seconds from the begin of a load to its t = 0: what Locust needs to start
+CPU_PERIOD_S: Final = 1.0
+EXIT: Final = {"valid": 0, "failed": 1, "invalid": 3}
+INTERRUPTED: Final = 4
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Testbed:
+    """A running testbed as a client needs it."""
+
+    state: StateDir
+    scenario: Scenario
+    port: int
+
+    def call(self, method: str, path: str, body: Any = None, timeout_s: float = 60.0) -> dict[str, Any]:
+        """One JSON call to the gateway. Raises TestbedError with the gateway's own message."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            payload = None if body is None else orjson.dumps(body)
+            connection.request(method, path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer: dict[str, Any] = orjson.loads(response.read())
+        except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+            raise TestbedError(
+                f"the gateway at 127.0.0.1:{self.port} does not answer ({error or type(error).__name__}); see `prfaas status` and `prfaas logs gateway`"
+            ) from None
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise TestbedError(f"the gateway refused: {answer['error']['message']}")
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a load came to. folder: the results."""
+
+    folder: Path
+    summary: dict[str, Any]
+    exit_code: int
+
+
+class CpuWatch:
+    """The machine's CPU use while a load runs, as shares of all cores, a sample a second."""
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cpu", daemon=True)
+
+    def __enter__(self) -> CpuWatch:
+        psutil.cpu_percent()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(CPU_PERIOD_S):
+            self.samples.append(psutil.cpu_percent() / 100)
+
+
+def run_load(
+    testbed: Testbed,
+    scenario: Scenario,
+    out: Path,
+    *,
+    policy: str | None = None,
+    workers: int = 1,
+    on_progress: Progress = lambda progress: None,
+    on_start: Callable[[Trace, float, float], None] = lambda trace, rate, expected_s: None,
+) -> Outcome:
+    """Offer `scenario`'s workload to the testbed and write `out/`. scenario: one deployment, the one that is up.
+
+    policy: another policy for this load only. workers: Locust processes. on_start(trace, model rate, expected wall seconds).
+    Raises TraceError, ScenarioError and TestbedError before anything is sent; an interrupted load still has its results.
+    """
+    deployment = scenario.deployments[0]
+    trace, rate_rps = build_workload(scenario, deployment)
+    synthetic = scenario.workload.trace is None
+    lengths = lengths_of_workload(scenario.workload) if synthetic else lengths_of(trace.requests)
+    output_tokens = mean_output(scenario.workload) if synthetic else mean_output_tokens(trace.requests)
+    point, _ = plan.solve(
+        plan_deployment(scenario, deployment, fixed_split=True), lengths, output_tokens, scenario.link.rate_bps
+    )
+    expected = {
+        "form": "mean",
+        "lambda_max_rps": point.lambda_max,
+        "threshold_tokens": plan.finite(point.threshold_tokens),
+        "offload_fraction": point.p,
+        "bottleneck": point.bottleneck,
+        "egress_bps": point.egress_bps / point.lambda_max * rate_rps,
+        "offered_rps": rate_rps,
+        "load_fraction": rate_rps / point.lambda_max,
+    }
+    scale = scenario.scale.time_scale
+    with tempfile.TemporaryDirectory(prefix="prfaas-load-") as folder:
+        work = Path(folder)
+        trace_path = work / "trace.jsonl"
+        save(trace, trace_path)
+        body = {"lead_s": LEAD_S, "lengths": lengths_to_json(lengths), "policy": policy, "rate_rps": rate_rps}
+        before = client.agent(testbed.state).get("/counters")
+        load = testbed.call("POST", "/prfaas/loads", body)
+        on_start(trace, rate_rps, LEAD_S + scenario.workload.duration_s / scale)
+        rows_path, progress_path = work / "client.csv", work / "progress.json"
+        command = [
+            sys.executable, "-m", "locust", "-f", str(_replay_file()), "--headless", "--only-summary", "--loglevel", "WARNING",
+            "--host", f"http://127.0.0.1:{testbed.port}", "--trace", str(trace_path), "--rows", str(rows_path),
+            "--progress", str(progress_path), "--t0-ns", str(load["t0_ns"]), "--time-scale", repr(scale),
+            "--late-bound-ms", repr(scenario.meter.late_p99_s * 1e3), "--model", load["model"],
+        ]  # fmt: skip
+        if workers > 1:
+            command += ["--processes", str(workers)]
+        interrupted = False
+        with CpuWatch() as cpu, (work / "locust.log").open("wb") as log:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            try:
+                with _terminable():
+                    while child.poll() is None:
+                        time.sleep(0.25)
+                        on_progress(_read_progress(progress_path))
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                _end(child)
+        totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=600)
+        after = client.agent(testbed.state).get("/counters")
+        if not rows_path.exists():
+            text = (work / "locust.log").read_text(errors="replace").strip().splitlines()[-8:]
+            raise TestbedError("the replay ended without rows; its last lines:\n" + "\n".join(text))
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copy(rows_path, out / "client.csv")
+        shutil.move(totals["rows"], out / "gateway.csv")
+        shutil.move(totals["events"], out / "events.jsonl")
+        shutil.copy(work / "locust.log", out / "locust.log")
+    end_ns = time.monotonic_ns()
+    requests = request_table(
+        out / "gateway.csv",
+        out / "client.csv",
+        t0_ns=load["t0_ns"],
+        time_scale=scale,
+        warmup_s=scenario.workload.warmup_s,
+        duration_s=scenario.workload.duration_s,
+    )
+    timeline = timeline_table(
+        testbed.state.root / "link-counters.csv",
+        t0_ns=load["t0_ns"],
+        end_ns=end_ns,
+        time_scale=scale,
+        byte_scale=scenario.scale.byte_scale,
+    )
+    client_rows = read_rows(out / "client.csv")
+    late = sorted(row.lateness_s for row in client_rows if row.lateness_s is not None)
+    faults = []
+    if interrupted:
+        faults.append(f"interrupted after {len(client_rows)} of {len(trace.requests)} requests")
+    elif child.returncode not in (0, 1, 3):
+        faults.append(f"the replay ended with exit code {child.returncode}; see locust.log")
+    busy = cpu.samples[int(LEAD_S) :] or cpu.samples
+    meter = Meter(
+        client_late_p99_s=late[min(len(late) - 1, int(len(late) * 0.99))] if late else None,
+        timer_late_p99_s=totals["late_p99_s"],
+        timer_late_max_s=totals["late_max_s"],
+        gateway_late_p99_s=totals["gateway_late_p99_s"],
+        cpu_mean=sum(busy) / len(busy) if busy else None,
+        cpu_max=max(busy, default=None),
+        late_bound_s=scenario.meter.late_p99_s,
+        cpu_bound=scenario.meter.cpu_fraction,
+        faults=faults,
+    )
+    summary = summarise(
+        requests,
+        scheduled=len(client_rows) if interrupted else len(trace.requests),
+        warmup_s=scenario.workload.warmup_s,
+        duration_s=scenario.workload.duration_s,
+        slo_ttft_s=scenario.slo.ttft_p90_s,
+        slo_tpot_s=scenario.slo.tpot_s,
+        meter=meter,
+        link=_link_figures(testbed, scenario, before, after, totals),
+        totals=totals,
+        expected=expected,
+    )
+    summary = {
+        "scenario": scenario.name,
+        "deployment": deployment.name,
+        "policy": policy or deployment.policy.name,
+        "clock": "wire",
+        "load_id": load["id"],
+        **summary,
+    }
+    facts = provenance(scenario, trace, testbed.state)
+    write_results(out, scenario, summary, requests, timeline, facts)
+    return Outcome(out, summary, INTERRUPTED if interrupted else EXIT[summary["verdict"]["status"]])
+
+
+def _replay_file() -> Path:
+    """Found without importing it: importing it imports Locust, which patches the process for gevent."""
+    import traces
+
+    return Path(traces.__path__[0]) / "replay.py"
+
+
+def _link_figures(
+    testbed: Testbed, scenario: Scenario, before: dict[str, Any], after: dict[str, Any], totals: dict[str, Any]
+) -> LinkFigures:
+    asked = client.agent(testbed.state).get("/link")
+    return LinkFigures(
+        asked={
+            "nominal_bps": scenario.link.rate_bps,
+            "nominal_wall_bps": wall_rate_bps(scenario, scenario.link.rate_bps),
+            **{
+                direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]}
+                for direction in linkctl.DIRECTIONS
+            },
+            "congestion_control": scenario.link.congestion_control,
+        },
+        measured=linkctl.last_verified(testbed.state),
+        wan_tx_bytes=after["to_pd"]["kv"]["sent_bytes"] - before["to_pd"]["kv"]["sent_bytes"],
+        kv_bytes=totals["wire_landed_bytes"].get("prfaas", 0),
+        direct_packets=sum(after[direction]["direct_packets"] for direction in linkctl.DIRECTIONS),
+        retransmits=totals["retransmits"],
+    )
+
+
+def _read_progress(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
+        return found
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM is Ctrl-C inside."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Stop the replay, which keeps its rows; kill it when it does not stop."""
+    if child.poll() is not None:
+        return
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(20)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,81 @@
+"""`provenance.json`: what a result depends on besides the scenario, so that it can be repeated or refused for comparison."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from testbed.launch.state import StateDir
+from testbed.scenario import Scenario
+from traces.load import Trace
+
+_PACKAGES = ("prfaas-testbed", "aiohttp", "locust", "msgspec", "numpy", "pandas", "pydantic", "pyroute2", "uvloop")
+
+
+def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict[str, Any]:
+    """Code, versions, machine, seed and trace of a run. state: of the testbed it ran on, None in virtual time."""
+    return {
+        "taken_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "git": _git(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "machine": {
+            "kernel": platform.release(),
+            "arch": platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": psutil.virtual_memory().total,
+            "cpu": _cpu_model(),
+            "root": os.geteuid() == 0,
+        },
+        "congestion_control": scenario.link.congestion_control if state is not None else None,
+        "scenario": {"name": scenario.name, "fingerprint": scenario.fingerprint()},
+        "seed": scenario.seed,
+        "trace": {
+            "format": trace.format,
+            "sha256": trace.sha256,
+            "rows_sha256": trace.rows_sha256,
+            "rows_read": trace.rows_read,
+            "kept": len(trace.requests),
+            "dropped": trace.dropped,
+            "notes": trace.notes,
+        },
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Revision of the checkout the code runs from, and whether it was changed; None outside one."""
+    here = Path(__file__).parent
+    try:
+        top = _output(here, "rev-parse", "--show-toplevel")
+        if not (Path(top) / "testbed" / "scheduler").is_dir():
+            return None
+        return {"revision": _output(here, "rev-parse", "HEAD"), "dirty": bool(_output(here, "status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _output(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())

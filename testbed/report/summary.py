@@ -1,0 +1,215 @@
+"""`summary.json`: the figures of a load and the verdict on it, by the definitions of the metrics page.
+
+The verdict is `invalid` when the meter failed (late clients or timers, a saturated machine, unshaped packets), `failed` when the
+system did (requests that ended with an error), else `valid`. Figures of an invalid run are shown all the same, and must not be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from testbed.report.rows import PARTS
+
+TPOT_TOLERANCE: Final = 0.01
+"""An emulated decode step *is* the SLO's in the paper's scenario; a request meets it within this tolerance of the stamps."""
+
+Stats = dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """How well the run was measured, wall units, and the bounds it has to keep."""
+
+    client_late_p99_s: float | None
+    timer_late_p99_s: float
+    timer_late_max_s: float
+    gateway_late_p99_s: float
+    cpu_mean: float | None  # share of all cores
+    cpu_max: float | None
+    late_bound_s: float
+    cpu_bound: float
+    faults: Sequence[str] = field(default_factory=tuple)
+
+    def problems(self) -> list[str]:
+        """What makes the run invalid, a sentence each."""
+        out = list(self.faults)
+        named = {
+            "requests were sent late: p99 of t_send - t_sched": self.client_late_p99_s,
+            "workers' timers fired late: p99": self.timer_late_p99_s,
+            "the gateway's event loop lagged: p99": self.gateway_late_p99_s,
+        }
+        for what, late_s in named.items():
+            if late_s is not None and late_s > self.late_bound_s:
+                out.append(f"{what} is {late_s * 1e3:.1f} ms of wall time, the bound is {self.late_bound_s * 1e3:g} ms")
+        if self.cpu_mean is not None and self.cpu_mean > self.cpu_bound:
+            out.append(f"the machine was {self.cpu_mean:.0%} busy, the bound is {self.cpu_bound:.0%}: nothing can be believed about timing")
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """The link during the load: bytes on the wire are wall bytes."""
+
+    asked: dict[str, Any]
+    measured: dict[str, Any] | None
+    wan_tx_bytes: int  # KV class towards the pd site, headers included
+    kv_bytes: int  # KV from the prfaas site that landed, bytes on the wire
+    direct_packets: int
+    retransmits: int
+
+
+def stats(values: pd.Series) -> Stats:
+    """mean, p50, p90, p99 of the values there are; None without any."""
+    given = values.dropna().to_numpy(dtype=np.float64)
+    if not given.size:
+        return dict.fromkeys(("mean", "p50", "p90", "p99"))
+    p50, p90, p99 = np.percentile(given, [50, 90, 99])
+    return {"mean": float(given.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
+
+
+def summarise(
+    requests: pd.DataFrame,
+    *,
+    scheduled: int,
+    warmup_s: float,
+    duration_s: float,
+    slo_ttft_s: float,
+    slo_tpot_s: float,
+    meter: Meter,
+    link: LinkFigures,
+    totals: dict[str, Any],
+    expected: dict[str, Any],
+) -> dict[str, Any]:
+    """The summary of one load. requests: the request table. totals: what the gateway said at the end. expected: the closed form."""
+    window_s = duration_s - warmup_s
+    ok = (requests["status"] == "ok") & (requests["client_error"] == "")
+    in_window = requests["in_window"]
+    measured = requests[in_window & ok]
+    completed_inside = ok & (requests["done_s"] >= warmup_s) & (requests["done_s"] < duration_s)
+    good = measured[(measured["ttft_s"] <= slo_ttft_s) & ~(measured["tpot_s"] > slo_tpot_s * (1 + TPOT_TOLERANCE))]
+    remote = requests["prefill_site"] == "prfaas"
+    landed = requests[remote & (requests["landed_s"] >= warmup_s) & (requests["landed_s"] < duration_s)]
+    routed = requests[in_window & (requests["prefill_site"] != "")]
+    by_error = _by_error(requests[~ok])
+    failed = int((~ok).sum())
+    verdict = _verdict(meter, link, scheduled=scheduled, seen=len(requests), completed=int(ok.sum()), failed=failed, by_error=by_error, totals=totals)
+    ttft = stats(measured["ttft_s"])
+    summary: dict[str, Any] = {
+        "verdict": verdict,
+        "requests": {
+            "scheduled": scheduled,
+            "completed": int(ok.sum()),
+            "failed": failed,
+            "by_error": by_error,
+            "in_window": int(in_window.sum()),
+            "retried": int((requests["attempts"].fillna(0) > 1).sum()),
+        },
+        "window_s": [warmup_s, duration_s],
+        "ttft_s": ttft,
+        "tpot_s": stats(measured["tpot_s"]),
+        "e2e_s": stats(measured["e2e_s"]),
+        "ttft_split_s": {
+            "overall": _split(measured),
+            "prfaas": _split(measured[measured["prefill_site"] == "prfaas"]),
+            "pd": _split(measured[measured["prefill_site"] == "pd"]),
+        },
+        "ttft_by_route_s": {
+            site: stats(measured.loc[measured["prefill_site"] == site, "ttft_s"]) for site in ("prfaas", "pd")
+        },
+        "offered_rps": float(in_window.sum() / window_s),
+        "throughput_rps": float(completed_inside.sum() / window_s),
+        "goodput_rps": len(good) / window_s,
+        "slo": {
+            "ttft_p90_s": slo_ttft_s,
+            "tpot_s": slo_tpot_s,
+            "met_fraction": len(good) / int(in_window.sum()) if in_window.any() else None,
+            "ttft_p90_met": ttft["p90"] is not None and ttft["p90"] <= slo_ttft_s,
+        },
+        "offload_fraction": float((routed["prefill_site"] == "prfaas").mean()) if len(routed) else None,
+        "egress_bps": float(landed["kv_bytes"].sum() * 8 / window_s),
+        "egress_queue_s": stats((measured["landed_s"] - measured["prefill_end_s"])[measured["prefill_site"] == "prfaas"]),
+        "link": {
+            "asked": link.asked,
+            "measured": link.measured,
+            "wan_tx_bytes": link.wan_tx_bytes,
+            "kv_bytes": link.kv_bytes,
+            "framing": link.wan_tx_bytes / link.kv_bytes - 1 if link.kv_bytes else None,
+            "direct_packets": link.direct_packets,
+            "retransmits": link.retransmits,
+        },
+        "scheduler": _scheduler(requests, totals, expected),
+        "policy_errors": totals["policy_errors"],
+        "meter": {
+            "client_late_p99_s": meter.client_late_p99_s,
+            "timer_late_p99_s": meter.timer_late_p99_s,
+            "timer_late_max_s": meter.timer_late_max_s,
+            "gateway_late_p99_s": meter.gateway_late_p99_s,
+            "cpu_mean": meter.cpu_mean,
+            "cpu_max": meter.cpu_max,
+            "late_bound_s": meter.late_bound_s,
+            "cpu_bound": meter.cpu_bound,
+            "time_scale": totals["time_scale"],
+        },
+        "closed_form": expected,
+        "phases": [],
+    }
+    return summary
+
+
+def _split(requests: pd.DataFrame) -> dict[str, Stats]:
+    return {part: stats(requests[f"ttft_{part}_s"]) for part in PARTS}
+
+
+def _by_error(failed: pd.DataFrame) -> dict[str, int]:
+    """Failures by kind: the system's own word where it has one, else the client's."""
+    kinds = failed["error"].where(failed["error"] != "", failed["client_error"]).replace("", "unknown")
+    return {str(kind): int(count) for kind, count in kinds.value_counts().sort_index().items()}
+
+
+def _scheduler(requests: pd.DataFrame, totals: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    thresholds = requests.sort_values("route_s")["threshold_tokens"].dropna()
+    optimum, present = expected.get("threshold_tokens"), totals.get("threshold_tokens")
+    usable = present is not None and optimum is not None and 0 < optimum < float("inf")
+    return {
+        "threshold_tokens": present,
+        "threshold_changes": int((thresholds.diff().fillna(0) != 0).sum()),
+        "role_changes": 0,
+        "settle_s": None,
+        "threshold_over_optimum": present / optimum if usable else None,
+    }
+
+
+def _verdict(
+    meter: Meter,
+    link: LinkFigures,
+    *,
+    scheduled: int,
+    seen: int,
+    completed: int,
+    failed: int,
+    by_error: dict[str, int],
+    totals: dict[str, Any],
+) -> dict[str, Any]:
+    invalid = meter.problems()
+    if link.direct_packets:
+        invalid.append(f"{link.direct_packets} packets passed the link unshaped")
+    if link.wan_tx_bytes < link.kv_bytes:
+        invalid.append(f"{link.kv_bytes} bytes of KV landed, but only {link.wan_tx_bytes} bytes crossed the link")
+    if seen != scheduled:
+        invalid.append(f"{scheduled} requests were scheduled, but there are rows for {seen}")
+    broken = []
+    if failed:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in by_error.items())
+        broken.append(f"{failed} of {scheduled} requests did not complete: {kinds}")
+    if totals.get("refused_frames"):
+        broken.append(f"{totals['refused_frames']} KV frames were refused by their receivers")
+    if invalid:
+        return {"status": "invalid", "reasons": invalid + broken}
+    if broken:
+        return {"status": "failed", "reasons": broken}
+    return {"status": "valid", "reasons": []}

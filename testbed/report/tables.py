@@ -1,0 +1,87 @@
+"""The result tables: one row a request (`requests.csv`), one a sample of the link (`timeline.csv`).
+
+The gateway's rows know the inside of a request's life, the client's rows its outside; they are joined by request id.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from testbed.report.rows import PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS
+
+_CLIENT_STAMPS = ("sched", "send", "headers", "first_token", "last_token", "done")
+
+
+def request_table(
+    gateway_rows: Path, client_rows: Path | None, *, t0_ns: int, time_scale: float, warmup_s: float, duration_s: float
+) -> pd.DataFrame:
+    """One row a request, columns REQUEST_COLUMNS, model seconds from t = 0, in the order of their schedule.
+
+    A request the client scheduled and the gateway never saw has a row too (status failed, the client's error). Without client rows the
+    schedule is the arrival, and a TTFT ends where the first token left the decode node.
+    """
+    gateway = pd.read_csv(gateway_rows, dtype={"request_id": str}, keep_default_na=True)
+    for column in ("error", "error_message", "policy_error", "reason", "prefill_site", "prefill_node", "decode_node", "status"):
+        gateway[column] = gateway[column].fillna("").astype(str)
+    if client_rows is None:
+        table = gateway.copy()
+        for stamp in _CLIENT_STAMPS:
+            table[f"{stamp}_s"] = np.nan
+        table["sched_s"], table["first_token_s"] = table["arrive_s"], table["admitted_s"]
+        table["last_token_s"] = table["done_s"] = table["finished_s"]
+        table["client_error"] = ""
+    else:
+        client = pd.read_csv(client_rows, dtype={"request_id": str})
+        for stamp in _CLIENT_STAMPS:
+            client[f"{stamp}_s"] = (client[f"t_{stamp}_ns"] - t0_ns) * 1e-9 * time_scale
+        client["client_error"] = client["error"].fillna("").astype(str)
+        client = client[["request_id", *(f"{stamp}_s" for stamp in _CLIENT_STAMPS), "client_error", "input_tokens", "output_tokens_asked"]]
+        table = client.merge(gateway, on="request_id", how="left", suffixes=("_client", ""))
+        unseen = table["status"].isna()
+        for column in ("input_tokens", "output_tokens_asked"):
+            table[column] = table[column].fillna(table.pop(f"{column}_client")).astype(int)
+        table.loc[unseen, "status"] = "failed"
+        for column in table.columns[table.dtypes == object]:
+            table[column] = table[column].fillna("")
+    table["late_s"] = table["send_s"] - table["sched_s"]
+    table["ttft_s"] = table["first_token_s"] - table["sched_s"]
+    tokens = table["output_tokens"].where(table["output_tokens"] > 1)
+    table["tpot_s"] = (table["last_token_s"] - table["first_token_s"]) / (tokens - 1)
+    table["e2e_s"] = table["done_s"] - table["sched_s"]
+    stamps = ["sched_s", "arrive_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "first_token_s"]
+    for part, start, end in zip(PARTS, stamps, stamps[1:], strict=False):
+        table[f"ttft_{part}_s"] = table[end] - table[start]
+    table["in_window"] = (table["sched_s"] >= warmup_s) & (table["sched_s"] < duration_s)
+    table = table.sort_values(["sched_s", "request_id"], ignore_index=True)
+    return table[list(REQUEST_COLUMNS)]
+
+
+def timeline_table(
+    counters: Path, *, t0_ns: int, end_ns: int, time_scale: float, byte_scale: float
+) -> pd.DataFrame:
+    """The link's counters between t = 0 and the end, columns TIMELINE_COLUMNS; rates in model bits/s, backlog in model bytes."""
+    samples = pd.read_csv(counters)
+    samples = samples[(samples["t_ns"] >= t0_ns - 10**9) & (samples["t_ns"] <= end_ns + 10**9)]
+    parts = []
+    for direction, part in samples.groupby("direction", sort=True):
+        elapsed_s = part["t_ns"].diff() * 1e-9
+        parts.append(
+            pd.DataFrame(
+                {
+                    "t_s": (part["t_ns"] - t0_ns) * 1e-9 * time_scale,
+                    "direction": direction,
+                    "rate_asked_bps": part["rate_bps"] / (time_scale * byte_scale),
+                    "rate_measured_bps": part["kv_bytes"].diff() * 8 / elapsed_s / (time_scale * byte_scale),
+                    "backlog_bytes": (part["backlog_bytes"] / byte_scale).round().astype("int64"),
+                    "drops": part["drops"],
+                    "kv_wire_bytes": part["kv_bytes"] - part["kv_bytes"].iloc[0],
+                }
+            )
+        )
+    if not parts:
+        return pd.DataFrame(columns=list(TIMELINE_COLUMNS))
+    table = pd.concat(parts, ignore_index=True).sort_values(["t_s", "direction"], ignore_index=True)
+    return table[list(TIMELINE_COLUMNS)]

@@ -1,0 +1,246 @@
+"""What commands print for people: tables by Rich on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from testbed.doctor import Check
+    from traces.load import Trace
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+STYLE = {"valid": "bold green", "failed": "bold red", "invalid": "bold yellow"}
+
+
+def show_plan(result: dict[str, Any]) -> None:
+    """The deployments side by side; for the paper's own scenario, the paper's cell and our relative error beside each figure."""
+    deployments = result["deployments"]
+    paper = result.get("paper", {})
+    table = Table(title=f"{result['scenario']}: closed form, {'mean length into T_prefill (the paper)' if result['form'] == 'mean' else 'expectations'}")
+    table.add_column("")
+    for one in deployments:
+        table.add_column(one["name"], justify="right")
+    rows = [
+        ("threshold t, tokens", "threshold_tokens", "{:,.0f}"),
+        ("N_prfaas", "n_prfaas", "{}"),
+        ("N_p", "n_p", "{}"),
+        ("N_d", "n_d", "{}"),
+        ("offloaded", "offload_fraction", "{:.1%}"),
+        ("Theta prfaas, req/s", "theta_prfaas_rps", "{:.3f}"),
+        ("Theta pd-p, req/s", "theta_pd_p_rps", "{:.3f}"),
+        ("Theta pd-d, req/s", "theta_pd_d_rps", "{:.3f}"),
+        ("Lambda_max, req/s", "lambda_max_rps", "{:.3f}"),
+        ("bottleneck", "bottleneck", "{}"),
+        ("ratio to homogeneous", "ratio", "{:.2f}"),
+        ("unloaded TTFT mean, s", "ttft_mean_s", "{:.2f}"),
+        ("unloaded TTFT P90, s", "ttft_p90_s", "{:.2f}"),
+        ("egress, Gbps", "egress_bps", "{:.2f}"),
+    ]
+    for title, key, form in rows:
+        cells = []
+        for one in deployments:
+            flat = {**one, "ttft_mean_s": one["ttft_unloaded_s"]["mean"], "ttft_p90_s": one["ttft_unloaded_s"]["p90"]}
+            cells.append(_cell(flat[key], form, key, paper.get("deployments", {}).get(one["name"], {}).get(key)))
+        table.add_row(title, *cells)
+    out.print(table)
+    expectation = ", ".join(f"{one['name']} {one['lambda_max_rps']:.3f}" for one in result["expectation"]["deployments"])
+    out.print(f"Lambda_max with expectations instead of mean lengths: {expectation}")
+    extended = {name: share for name, share in result["lengths"]["extended_fraction"].items() if share}
+    if extended:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in extended.items())
+        out.print(f"lengths below a profile's first point (its first segment extended): {shares}")
+
+
+def _cell(value: Any, form: str, key: str, paper: dict[str, Any] | None) -> str:
+    scale = 1e-9 if key == "egress_bps" else 1
+    text = "-" if value is None else form.format(value * scale if scale != 1 else value)
+    if not paper or paper.get("paper") is None or paper.get("error") is None:
+        return text
+    return f"{text}  (paper {form.format(paper['paper'] * scale if scale != 1 else paper['paper'])}, {paper['error']:+.1%})"
+
+
+class LoadProgress:
+    """A bar over a load's requests, on standard error; plain lines every few seconds where that is no terminal."""
+
+    LINE_S = 10.0
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} requests, {task.fields[failed]} failed, {task.fields[left]}"),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._until = self._said = 0.0
+
+    def __enter__(self) -> LoadProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def start(self, trace: Trace, rate_rps: float, expected_s: float) -> None:
+        total = len(trace.requests)
+        self._until = time.monotonic() + expected_s
+        for note in trace.notes:
+            err.print(f"workload: {note}")
+        for reason, count in trace.dropped.items():
+            err.print(f"workload: {count} rows left out: {reason}")
+        err.print(f"load: {total} requests at {rate_rps:.3f} a model second; about {expected_s:.0f} s of wall time and what is then still under way")
+        self._task = self._bar.add_task("load", total=total, failed=0, left="")
+
+    def update(self, progress: dict[str, Any]) -> None:
+        if self._task is None or not progress:
+            return
+        now = time.monotonic()
+        left = f"{max(0.0, self._until - now):.0f} s left"
+        self._bar.update(self._task, completed=progress["done"], failed=progress["failed"], left=left)
+        if not err.is_terminal and now - self._said >= self.LINE_S:
+            self._said = now
+            err.print(f"load: {progress['done']}/{progress['total']} requests done, {progress['failed']} failed, {left}")
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    """A load's report, as `make testbed` ends with it."""
+    table = Table(title=f"{summary['scenario']}: {summary['deployment']} under {summary['policy']}, on the wire (model seconds)")
+    for column in ("", "mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="left" if not column else "right")
+    split, by_route = summary["ttft_split_s"], summary["ttft_by_route_s"]
+    table.add_row("TTFT, s", *_stats(summary["ttft_s"]), style="bold")
+    for site, name in (("pd", "prefilled locally"), ("prfaas", "prefilled in PrfaaS")):
+        if by_route[site]["mean"] is not None:
+            table.add_row(f"  {name}", *_stats(by_route[site]))
+    for part, values in split["overall"].items():
+        table.add_row(f"  part: {part}", *_stats(values))
+    table.add_row("TPOT, s", *_stats(summary["tpot_s"], 4))
+    table.add_row("end to end, s", *_stats(summary["e2e_s"]))
+    table.add_row("egress wait, s", *_stats(summary["egress_queue_s"]))
+    out.print(table)
+    expected, link, requests, meter = summary["closed_form"], summary["link"], summary["requests"], summary["meter"]
+    out.print(
+        f"throughput {summary['throughput_rps']:.3f} req/s of {summary['offered_rps']:.3f} offered "
+        f"({expected['load_fraction']:.0%} of Lambda_max {expected['lambda_max_rps']:.3f}), goodput {summary['goodput_rps']:.3f} req/s"
+    )
+    out.print(
+        f"egress {summary['egress_bps'] / 1e9:.2f} Gbps (closed form {expected['egress_bps'] / 1e9:.2f}), offloaded "
+        f"{_or_dash(summary['offload_fraction'], '{:.1%}')} (closed form {expected['offload_fraction']:.1%}), "
+        f"threshold {_or_dash(summary['scheduler']['threshold_tokens'], '{:,.0f}')} tokens"
+    )
+    framing = "" if link["framing"] is None else f" ({link['framing']:+.1%})"
+    out.print(
+        f"on the wire: {link['wan_tx_bytes']:,} bytes for {link['kv_bytes']:,} of KV{framing}, "
+        f"{link['direct_packets']} packets unshaped, {link['retransmits']} retransmits"
+    )
+    cpu = "" if meter["cpu_mean"] is None else f"; CPU {meter['cpu_mean']:.0%} mean, {meter['cpu_max']:.0%} at most"
+    late = [("client", meter["client_late_p99_s"]), ("workers", meter["timer_late_p99_s"]), ("gateway", meter["gateway_late_p99_s"])]
+    out.print("lateness p99, wall ms: " + ", ".join(f"{name} {value * 1e3:.1f}" for name, value in late if value is not None) + cpu)
+    for kind, count in summary["policy_errors"].items():
+        out.print(f"the policy failed {count} times: {kind} (contained; see requests.csv, policy_error)", style="yellow")
+    verdict = summary["verdict"]
+    out.print(
+        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] ({requests['completed']} of {requests['scheduled']} requests completed)"
+    )
+    for reason in verdict["reasons"]:
+        out.print(f"  {reason}", markup=False)
+
+
+def _stats(values: dict[str, float | None], digits: int = 3) -> list[str]:
+    return [_or_dash(values[key], f"{{:.{digits}f}}") for key in ("mean", "p50", "p90", "p99")]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def show_status(result: dict[str, Any]) -> None:
+    """Processes and, from the gateway, nodes and the present session."""
+    if not result.get("up"):
+        out.print("no testbed is up" + ("; what is left of one: prfaas down removes it" if result.get("stale") else "; start one: prfaas up"))
+        return
+    gateway = result.get("gateway")
+    out.print(f"{result.get('scenario', '?')} at http://127.0.0.1:{result['port']}, up since {result.get('started_at', '?')}")
+    nodes = {one["name"]: one for one in gateway["nodes"]} if gateway else {}
+    table = Table()
+    for column in ("process", "site", "pid", "state", "role", "queued", "decoding", "told, s ago"):
+        table.add_column(column)
+    for one in result.get("supervisor", {}).get("processes", ()):
+        node = nodes.get(one["name"], {})
+        state = one["state"] if one["state"] == "running" else f"dead ({one.get('signal') or 'exit ' + str(one.get('exit_code'))})"
+        told = node.get("told_age_s")
+        table.add_row(
+            one["name"], one["site"] or "", str(one.get("host_pid", one["pid"])), state, node.get("role", one.get("role", "")),
+            str(node.get("queued_requests", "")), str(node.get("decoding_requests", "")), "" if told is None else f"{told:.1f}",
+            style=None if one["state"] == "running" else "red",
+        )  # fmt: skip
+    out.print(table)
+    if gateway is None:
+        out.print(f"the gateway gives no answer: {result.get('gateway_error', '')}", style="red", markup=False)
+        return
+    session = gateway["session"]
+    ended = ", ".join(f"{count} {status}" for status, count in session["ended"].items()) or "none ended"
+    out.print(f"policy {gateway['policy']}, session {session['id']}: {session['arrived']} requests, {session['in_flight']} under way, {ended}")
+
+
+def show_checks(checks: Sequence[Check]) -> None:
+    """The doctor's findings."""
+    table = Table()
+    for column in ("check", "", "found", "remedy"):
+        table.add_column(column)
+    style = {"ok": "green", "warn": "yellow", "missing": "bold red"}
+    for check in checks:
+        table.add_row(check.name, f"[{style[check.status]}]{check.status}[/]", check.detail, check.remedy)
+    out.print(table)
+
+
+def show_link(result: dict[str, Any]) -> None:
+    """Both directions of the link."""
+    for direction, one in result.items():
+        counters = one["counters"]
+        out.print(
+            f"{direction}: {one['rate_bps'] / 1e9:g} Gbps ({one['wall']['rate_bps'] / 1e6:g} Mbit/s on the wire, TCP gets "
+            f"{one['wall']['expected_goodput_bps'] / 1e6:.1f}); sent {counters['kv']['sent_bytes']:,} bytes, "
+            f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, {counters['direct_packets']} packets unshaped"
+        )
+
+
+def show_verified(result: dict[str, Any]) -> None:
+    """Asked, expected and measured, both ways."""
+    table = Table()
+    for column in ("direction", "asked", "TCP can get", "measured", "error", "RTT p50"):
+        table.add_column(column, justify="right" if column != "direction" else "left")
+    for direction, one in result["directions"].items():
+        table.add_row(
+            direction,
+            *(f"{one[key] / 1e9:.3f} Gbps" for key in ("asked_bps", "expected_bps", "measured_bps")),
+            f"{one['error']:+.2%}",
+            f"{one['rtt_p50_s'] * 1e3:.2f} ms",
+            style=None if one["ok"] else "red",
+        )
+    out.print(table)
+    out.print("the link carries what was asked" if result["ok"] else f"the link does NOT carry what was asked (tolerance {result['tolerance']:.0%})")
+
+
+def show_trace(result: dict[str, Any]) -> None:
+    """A trace's description, one figure a line."""
+    table = Table(show_header=False)
+    for key, value in _flat(result):
+        table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    out.print(table)
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+    if isinstance(value, list):
+        return [(prefix, item) for item in value] or [(prefix, "none")]
+    return [(prefix, value)]
