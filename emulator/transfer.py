@@ -15,12 +15,14 @@ itself dials on, however long the peer is silent. Tokens must never repeat, also
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import random
 import socket
+import struct
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from emulator.frames import (
@@ -47,6 +49,7 @@ _CONNECT_S: Final = 5.0  # wall seconds an attempt to connect may take
 _HELLO_S: Final = 10.0  # wall seconds a dialler may take to say who it is
 _BACKOFF_S: Final = (0.02, 1.0)  # first and longest pause between attempts to connect, wall seconds
 _ROUND_S: Final = 0.0005  # uvloop's timers round to whole milliseconds: asked for half a one later, none fires early
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # struct linger: drop what the socket holds
 _TCP_NOTSENT_LOWAT: Final = 25  # linux/tcp.h; the socket module does not name it before Python 3.12
 
 Payload = Callable[[str, int, int, int], memoryview]
@@ -97,78 +100,105 @@ class _Frame:
         self.sending, self.offset, self.length = sending, offset, length
 
 
-class _Outlet(asyncio.Protocol):
-    """The sender's end of one connection."""
+class _Outlet:
+    """The sender's end of one connection: a plain socket, so that what the kernel has not taken is one frame at most.
+
+    While there are frames it asks the loop for room in its socket, and takes the pair's next frame whenever there is.
+    """
 
     def __init__(self, pair: _Pair, sock: socket.socket) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport | None = None
-        self.has_room = False  # the kernel took all that was written so far
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
         self.was_acked = False
         self._pair = pair
         self._sock = sock
+        self._open = True
+        self._asking = False
+        self._out: list[bytes | memoryview] = [pair.sender.hello]  # begun, and not taken by the kernel yet
         self._unacked: deque[_Frame] = deque()
-        self._acks = bytearray()
+        self._acks = b""
+        self._loop.add_reader(sock, self._read)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base classes
-        self.transport = transport
-        self._pair.sender.closing.add(self.closed)
-        self.closed.add_done_callback(self._pair.sender.closing.discard)
-        if self._pair.ended:
-            transport.abort()
+    def feed(self) -> None:
+        """There may be frames to send: take one, unless the connection is at it already."""
+        if not self._asking:
+            self._write()
+
+    def close(self) -> None:
+        """Drop the connection and what its socket holds; its unacknowledged frames go back to the pair."""
+        if not self._open:
             return
-        transport.set_write_buffer_limits(high=0)
-        transport.write(self._pair.sender.hello)
-        self.has_room = transport.get_write_buffer_size() == 0
-        self._pair.outlets.append(self)
-        self._pair.feed()
+        self._open = False
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._sock.close()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._pair.lost(self, self._unacked)
 
-    def send(self, frame: _Frame, payload: memoryview) -> None:
-        assert self.transport is not None
-        self._unacked.append(frame)
-        header = encode_header(frame.sending.order.token, frame.offset, payload)
-        self.transport.writelines((header, payload))
+    def tcp_info(self) -> TcpInfo:
+        """Only while the connection is one of the pair's."""
+        return parse_tcp_info(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
 
-    def data_received(self, data: bytes) -> None:
-        self._acks += data
-        whole = len(self._acks) - len(self._acks) % ACK.size
-        for token, offset in ACK.iter_unpack(self._acks[:whole]):
+    def buffered_bytes(self) -> int:
+        """What is left of the frame that the kernel has taken in part."""
+        return sum(map(len, self._out))
+
+    def _write(self) -> None:
+        """At most one frame a turn of the loop, so that neither acknowledgements nor timers starve."""
+        if not self._open:
+            return
+        if not self._out:
+            frame = self._pair.next_frame()
+            if frame is None:
+                self._ask(False)
+                return
+            self._out = self._pair.sender.encode(frame)
+            self._unacked.append(frame)
+        try:
+            taken = self._sock.sendmsg(self._out)
+        except BlockingIOError:
+            taken = 0
+        except OSError:
+            self.close()
+            return
+        while self._out and taken >= len(self._out[0]):
+            taken -= len(self._out.pop(0))
+        if taken:
+            self._out[0] = memoryview(self._out[0])[taken:]
+        self._ask(True)
+
+    def _ask(self, asking: bool) -> None:
+        if asking != self._asking:
+            self._asking = asking
+            if asking:
+                self._loop.add_writer(self._sock, self._write)
+            else:
+                self._loop.remove_writer(self._sock)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(1 << 14)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        data = self._acks + data
+        whole = len(data) - len(data) % ACK.size
+        self._acks = data[whole:]
+        for token, offset in ACK.iter_unpack(data[:whole]):
             frame = self._unacked[0] if self._unacked else None
             if frame is None or (frame.sending.order.token, frame.offset) != (token, offset):
-                self.abort()  # a header was garbled on its way: what is unacknowledged is sent again elsewhere
+                self.close()  # a header was garbled on its way: what is unacknowledged is sent again elsewhere
                 return
             self._unacked.popleft()
             self.was_acked = True
             self._pair.acked(frame)
-        del self._acks[:whole]
-
-    def pause_writing(self) -> None:
-        self.has_room = False
-
-    def resume_writing(self) -> None:
-        self.has_room = True
-        self._pair.feed()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.has_room = False
-        if self in self._pair.outlets:
-            self._pair.outlets.remove(self)
-        self._pair.send_again(self._unacked)
-        self._unacked.clear()
-        if not self.closed.done():
-            self.closed.set_result(None)
-
-    def abort(self) -> None:
-        self.has_room = False
-        if self.transport is not None:
-            self.transport.abort()
-
-    def tcp_info(self) -> TcpInfo | None:
-        try:
-            return parse_tcp_info(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
-        except OSError:
-            return None
 
 
 class _Pair:
@@ -180,7 +210,6 @@ class _Pair:
         self.address = (host, port)
         self.transfers: dict[tuple[str, int], Outgoing] = {}  # not yet acknowledged, in the order of their grants
         self.outlets: list[_Outlet] = []  # connected
-        self.ended = False
         self._queue: dict[tuple[str, int], Outgoing] = {}  # those with bytes not handed to a connection yet
         self._again: deque[_Frame] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -201,18 +230,18 @@ class _Pair:
         sending.stopped = True
         self._queue.pop(key, None)
         self._again = deque(frame for frame in self._again if frame.sending is not sending)
-        self.feed()
 
     def stop_all(self) -> None:
         for key in list(self.transfers):
             self.stop(key)
 
     def close(self) -> None:
-        self.ended = True
         self.stop_all()
-        self._cancel_timer()
         for task in self.tasks:
             task.cancel()
+        for outlet in list(self.outlets):
+            outlet.close()
+        self._cancel_timer()
 
     def acked(self, frame: _Frame) -> None:
         sending = frame.sending
@@ -220,31 +249,25 @@ class _Pair:
         if sending.acked == sending.size and not sending.stopped:
             del self.transfers[(sending.order.request_id, sending.order.attempt)]
 
-    def send_again(self, frames: deque[_Frame]) -> None:
-        self._again.extend(frame for frame in frames if not frame.sending.stopped)
+    def lost(self, outlet: _Outlet, unacked: Iterable[_Frame]) -> None:
+        self.outlets.remove(outlet)
+        self._again.extend(frame for frame in unacked if not frame.sending.stopped)
         self.feed()
 
     def feed(self) -> None:
-        """Hand frames to the connections with room, one each in turn, until either runs out."""
-        while ready := [outlet for outlet in self.outlets if outlet.has_room]:
-            for outlet in ready:
-                frame = self._next_frame()
-                if frame is None:
-                    self._arm()
-                    return
-                order = frame.sending.order
-                payload = self.sender.payload(order.request_id, order.attempt, frame.offset, frame.length)
-                self.sender.count(frame)
-                outlet.send(frame, payload)
+        """Bytes to send may have appeared: wake the connections that have nothing to do."""
+        for outlet in list(self.outlets):
+            outlet.feed()
 
     def unsent_bytes(self) -> int:
         """Bytes that exist and that the kernel has not taken yet."""
         now_s = self.sender.clock.now_s()
         waiting = sum(sending.produced(now_s) - sending.cut for sending in self._queue.values())
-        waiting += sum(outlet.transport.get_write_buffer_size() for outlet in self.outlets if outlet.transport)
+        waiting += sum(outlet.buffered_bytes() for outlet in self.outlets)
         return waiting + sum(frame.length for frame in self._again)
 
-    def _next_frame(self) -> _Frame | None:
+    def next_frame(self) -> _Frame | None:
+        """What is to be sent next; None, and a timer for the next piece, when nothing is."""
         if self._again:
             self.sender.resent_frames += 1
             return self._again.popleft()
@@ -257,6 +280,7 @@ class _Pair:
                 if sending.cut == sending.size:
                     del self._queue[key]
                 return frame
+        self._arm()
         return None
 
     def _arm(self) -> None:
@@ -276,36 +300,36 @@ class _Pair:
         first_s, longest_s = _BACKOFF_S
         backoff_s = first_s
         while True:
-            outlet = await self._dial()
-            if outlet is not None:
+            sock = await self._dial()
+            if sock is not None:
+                outlet = _Outlet(self, sock)
+                self.outlets.append(outlet)
                 try:
-                    await asyncio.shield(outlet.closed)
+                    outlet.feed()
+                    await outlet.lost
                 finally:
-                    outlet.abort()
+                    outlet.close()
                 self.sender.lost_connections += 1
                 if outlet.was_acked:
                     backoff_s = first_s
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, longest_s)
 
-    async def _dial(self) -> _Outlet | None:
+    async def _dial(self) -> socket.socket | None:
         host, port = self.address
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        handed_over = False  # from then on the transport closes the socket
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
             async with asyncio.timeout(_CONNECT_S):
                 await self._loop.sock_connect(sock, (host, port))
-            handed_over = True
-            _, outlet = await self._loop.create_connection(lambda: _Outlet(self, sock), sock=sock)
-            return outlet
-        except OSError:  # TimeoutError is one
-            return None
-        finally:
-            if not handed_over:
-                sock.close()
+        except BaseException as failure:
+            sock.close()
+            if isinstance(failure, OSError):  # TimeoutError is one
+                return None
+            raise
+        return sock
 
 
 class KvSender:
@@ -339,8 +363,7 @@ class KvSender:
         self.clock = clock
         self.byte_scale = byte_scale
         self.frame_bytes = frame_bytes
-        self.payload: Payload = payload if payload is not None else PseudoRandomPayload()
-        self.closing: set[asyncio.Future[None]] = set()  # connections that still exist
+        self._payload: Payload = payload if payload is not None else PseudoRandomPayload()
         self._connections = connections
         self._pairs: dict[str, _Pair] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -397,7 +420,7 @@ class KvSender:
         """
         samples = []
         for pair in self._pairs.values():
-            infos = [info for outlet in pair.outlets if (info := outlet.tcp_info()) is not None]
+            infos = [outlet.tcp_info() for outlet in pair.outlets]
             if not infos:
                 continue
             samples.append(
@@ -417,12 +440,13 @@ class KvSender:
         for peer in list(self._pairs):
             self.forget_peer(peer)
         await asyncio.gather(*self._ending, return_exceptions=True)
-        if self.closing:
-            await asyncio.wait(self.closing)
 
-    def count(self, frame: _Frame) -> None:
+    def encode(self, frame: _Frame) -> list[bytes | memoryview]:
+        order = frame.sending.order
+        payload = self._payload(order.request_id, order.attempt, frame.offset, frame.length)
         self.sent_frames += 1
         self.sent_bytes += frame.length
+        return [encode_header(order.token, frame.offset, payload), payload]
 
     def _pair(self, peer: str, host: str, port: int) -> _Pair:
         pair = self._pairs.get(peer)
