@@ -16,13 +16,22 @@ from emulator.profile import Profile
 from testbed import plan
 from testbed.lengths import hardware, lengths_of, mean_output_tokens
 from testbed.scenario import Deployment, LogNormal, Scenario, ScenarioError, Workload
-from testbed.scheduler.api import Setup, Site
+from testbed.scheduler.api import Role, Setup, Site
 from testbed.scheduler.model import LengthDistribution, ModelError
 from traces.load import Trace, load
 from traces.synthetic import DiscreteLengths, LogNormalLengths, Synthetic
 from traces.tools import rate_rps, slice_time, take_load, with_arrivals
 
 KINDS: dict[str, plan.Kind] = {"prfaas": "prfaas", "static": "static", "naive": "naive", "homogeneous": "homogeneous"}
+
+
+def instances(deployment: Deployment) -> list[tuple[str, Site, Role]]:
+    """Every instance of a deployment, (name, site, role): remote prefill, local prefill, local decode."""
+    fleet = deployment.fleet
+    nodes: list[tuple[str, Site, Role]] = [(f"prfaas-{i}", "prfaas", "prefill") for i in range(fleet.n_prfaas)]
+    nodes += [(f"pd-p-{i}", "pd", "prefill") for i in range(fleet.n_p)]
+    nodes += [(f"pd-d-{i}", "pd", "decode") for i in range(fleet.n_d)]
+    return nodes
 
 
 def profiles(scenario: Scenario, deployment: Deployment) -> dict[Site, Profile]:

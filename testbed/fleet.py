@@ -15,6 +15,7 @@ import msgspec
 from emulator.worker import Peer
 from emulator.worker import Config as WorkerConfig
 from netem.topology import ADDRESSES, WAN_INTERFACES
+from testbed.assemble import instances
 from testbed.gateway import Config as GatewayConfig
 from testbed.gateway import Node
 from testbed.launch.spec import LaunchSpec, ProcessSpec
@@ -25,15 +26,6 @@ from testbed.scheduler.api import Role, Site
 CONTROL_PORTS = 0x1C00  # 7168: the shaper's control class is selected by these (docs/contracts.md)
 DATA_PORTS = CONTROL_PORTS + 128
 SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
-
-
-def node_names(deployment: Deployment) -> list[tuple[str, Site, Role]]:
-    """Every instance: remote prefill, local prefill, local decode."""
-    fleet = deployment.fleet
-    nodes: list[tuple[str, Site, Role]] = [(f"prfaas-{i}", "prfaas", "prefill") for i in range(fleet.n_prfaas)]
-    nodes += [(f"pd-p-{i}", "pd", "prefill") for i in range(fleet.n_p)]
-    nodes += [(f"pd-d-{i}", "pd", "decode") for i in range(fleet.n_d)]
-    return nodes
 
 
 def wall_rate_bps(scenario: Scenario, rate_bps: float) -> float:
@@ -52,7 +44,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     The fingerprint is that of what has to be started, not of the load: a second `up` finds the first. The data plane's secret is new each time.
     """
     secret = secrets.token_hex(16)
-    nodes = node_names(deployment)
+    nodes = instances(deployment)
     ports = {name: (CONTROL_PORTS + i, DATA_PORTS + i) for i, (name, _, _) in enumerate(nodes)}
     peers = {
         name: Peer(ADDRESSES[site], *ports[name]) for name, site, role in nodes if role == "decode"

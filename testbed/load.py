@@ -37,7 +37,8 @@ from testbed.scenario import Scenario
 from traces.client_rows import read_rows
 from traces.load import Trace, save
 
-LEAD_S: Final = 3.0  # wall seconds from the begin of a load to its t = 0: what Locust needs to start
+LEAD_S: Final = 5.0  # wall seconds from the begin of a load to its t = 0: what Locust needs to start on a busy machine
+LEAD_WORKER_S: Final = 4.0  # more, when several processes have to find each other
 CPU_PERIOD_S: Final = 1.0
 EXIT: Final = {"valid": 0, "failed": 1, "invalid": 3}
 INTERRUPTED: Final = 4
@@ -141,10 +142,11 @@ def run_load(
         work = Path(folder)
         trace_path = work / "trace.jsonl"
         save(trace, trace_path)
-        body = {"lead_s": LEAD_S, "lengths": lengths_to_json(lengths), "policy": policy, "rate_rps": rate_rps}
+        lead_s = LEAD_S + (LEAD_WORKER_S if workers > 1 else 0.0)
+        body = {"lead_s": lead_s, "lengths": lengths_to_json(lengths), "policy": policy, "rate_rps": rate_rps}
         before = client.agent(testbed.state).get("/counters")
         load = testbed.call("POST", "/prfaas/loads", body)
-        on_start(trace, rate_rps, LEAD_S + scenario.workload.duration_s / scale)
+        on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scale)
         rows_path, progress_path = work / "client.csv", work / "progress.json"
         command = [
             sys.executable, "-m", "locust", "-f", str(_replay_file()), "--headless", "--only-summary", "--loglevel", "WARNING",
@@ -199,7 +201,7 @@ def run_load(
         faults.append(f"interrupted after {len(client_rows)} of {len(trace.requests)} requests")
     elif child.returncode not in (0, 1, 3):
         faults.append(f"the replay ended with exit code {child.returncode}; see locust.log")
-    busy = cpu.samples[int(LEAD_S) :] or cpu.samples
+    busy = cpu.samples[int(lead_s) :] or cpu.samples
     meter = Meter(
         client_late_p99_s=late[min(len(late) - 1, int(len(late) * 0.99))] if late else None,
         timer_late_p99_s=totals["late_p99_s"],
