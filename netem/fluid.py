@@ -1,0 +1,293 @@
+"""The link in virtual time: one direction, shared max-min among sender-receiver pairs, as fluid.
+
+A pair is a first-in-first-out queue of transfers. A transfer's bytes come into being while it is computed: piece by piece on the wire, here at
+the pieces' mean rate, one piece late, and with the last piece as a jump at the end (that piece is what layer-wise pipelining cannot hide). A pair
+with bytes waiting takes what it is given; one that has caught up takes no more than it produces. Rates are re-shared whenever a transfer starts,
+ends, catches up or runs dry, or the link steps; between these nothing happens, so the cost does not depend on bytes or pieces.
+
+Pure: `handle`-like calls with a time, `next_s()` for the next thing that happens by itself. Units are the caller's own, consistently: seconds, bytes, bits/s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+TCP_EFFICIENCY: Final = 1448 / 1514  # payload a byte on the wire at MTU 1500 (network design page, rule 3)
+_EPSILON: Final = 1e-6  # bytes: less than this waiting is nothing
+_INFINITY: Final = float("inf")
+
+# What happens next to a pair. Its fluid is then set to exactly what the event says, so that rounding never leaves a rest behind.
+_SOURCE, _SENT, _CAUGHT_UP = "the source changes", "the head is sent", "sending has caught up with the source"
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """bytes in all; `mark`: the pair's cumulative count at which its last byte has been sent."""
+
+    token: int
+    size: float
+    pieces: int
+    start_s: float
+    end_s: float
+    mark: float
+
+
+class _Pair:
+    """What one sender has for one receiver. All counts are cumulative bytes, as of `at_s`."""
+
+    __slots__ = ("at_s", "due_s", "event", "produced", "producing", "rate", "sent", "source", "stops_s", "transfers")
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+        self.produced = 0.0
+        self.sent = 0.0
+        self.rate = 0.0  # bytes/s being sent
+        self.source = 0.0  # bytes/s coming into being
+        self.stops_s = _INFINITY  # when the source next changes
+        self.due_s = _INFINITY
+        self.event = _SOURCE
+        self.transfers: deque[_Transfer] = deque()
+        self.producing: _Transfer | None = None
+
+
+class FluidLink:
+    """One direction of the link. `capacity_bps` is the shaped rate; TCP payload gets `efficiency` of it.
+
+    per_flow_bps: cap of one pair, None for none (a pair of k capped connections is capped at k times one's cap: the caller's sum).
+    delay_s: one way, added to every landing. The counters are cumulative: produced_bytes, delivered_bytes (payload).
+    """
+
+    def __init__(
+        self,
+        capacity_bps: float,
+        *,
+        efficiency: float = TCP_EFFICIENCY,
+        delay_s: float = 0.0,
+        per_flow_bps: float | None = None,
+    ) -> None:
+        self.delay_s = delay_s
+        self.produced_bytes = 0.0
+        self.delivered_bytes = 0.0
+        self._efficiency = efficiency
+        self._cap = _INFINITY if per_flow_bps is None else per_flow_bps / 8
+        self._capacity = capacity_bps * efficiency / 8
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+        self._active: dict[tuple[str, str], _Pair] = {}
+        self._landings: deque[tuple[float, int]] = deque()
+        self._next_s = _INFINITY
+
+    # what the outside says
+    def transmit(
+        self, now_s: float, sender: str, receiver: str, token: int, size: float, pieces: int, start_s: float, end_s: float
+    ) -> None:
+        """A granted transfer of `size` bytes, of which piece i (from 0) exists from start_s + (i + 1) / pieces x (end_s - start_s)."""
+        self._advance(now_s)
+        key = (sender, receiver)
+        pair = self._pairs.get(key)
+        if pair is None:
+            pair = self._pairs[key] = _Pair()
+            pair.at_s = now_s
+        if key not in self._active:
+            pair.at_s = now_s
+            self._active[key] = pair
+        last = pair.transfers[-1].mark if pair.transfers else pair.produced
+        pair.transfers.append(_Transfer(token, size, pieces, start_s, end_s, last + size))
+        self.produced_bytes += size
+        if pair.producing is None:
+            self._produce(now_s, pair)
+        self._share(now_s)
+
+    def stop(self, now_s: float, token: int) -> None:
+        """Forget a transfer: what of it is not sent is never sent."""
+        self._advance(now_s)
+        for key, pair in self._active.items():
+            for transfer in pair.transfers:
+                if transfer.token == token:
+                    self._remove(now_s, pair, transfer)
+                    if not pair.transfers:
+                        del self._active[key]
+                    self._share(now_s)
+                    return
+
+    def set_capacity(self, now_s: float, capacity_bps: float) -> None:
+        """The link steps. 0 is an outage: nothing moves."""
+        self._advance(now_s)
+        self._capacity = capacity_bps * self._efficiency / 8
+        self._share(now_s)
+
+    def advance(self, now_s: float) -> list[tuple[float, int]]:
+        """Everything up to now: (landed_s, token) of each transfer whose last byte has arrived since, in order."""
+        self._advance(now_s)
+        landed = []
+        while self._landings and self._landings[0][0] <= now_s:
+            landed.append(self._landings.popleft())
+        return landed
+
+    def next_s(self) -> float | None:
+        """When something next happens by itself; None when nothing will."""
+        due_s = self._next_s
+        if self._landings and self._landings[0][0] < due_s:
+            due_s = self._landings[0][0]
+        return None if due_s == _INFINITY else due_s
+
+    def waiting_bytes(self, now_s: float, sender: str) -> float:
+        """Bytes of a sender that exist and are not sent."""
+        total = 0.0
+        for (node, _), pair in self._active.items():
+            if node == sender:
+                elapsed_s = now_s - pair.at_s
+                total += max(0.0, pair.produced - pair.sent + (pair.source - pair.rate) * elapsed_s)
+        return total
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being sent or produced."""
+        return not self._active
+
+    # the fluid
+    def _produce(self, now_s: float, pair: _Pair) -> None:
+        """Bring the pair's source to where it is at `now_s`: pieces already due exist, the next ones flow."""
+        while True:
+            transfer = pair.producing or next((t for t in pair.transfers if t.mark > pair.produced + _EPSILON), None)
+            if transfer is None:
+                pair.producing, pair.source, pair.stops_s = None, 0.0, _INFINITY
+                return
+            if now_s >= transfer.end_s:
+                pair.produced = transfer.mark
+                pair.producing = None
+                continue
+            piece_s = (transfer.end_s - transfer.start_s) / transfer.pieces
+            first_s = transfer.start_s + piece_s
+            pair.producing = transfer
+            if transfer.pieces == 1:
+                pair.source, pair.stops_s = 0.0, transfer.end_s
+            elif now_s < first_s:
+                pair.source, pair.stops_s = 0.0, first_s
+            else:
+                rate = transfer.size / (transfer.end_s - transfer.start_s)
+                begun = transfer.mark - transfer.size
+                pair.produced = max(pair.produced, begun + (now_s - first_s) * rate)
+                pair.source, pair.stops_s = rate, transfer.end_s
+            return
+
+    def _remove(self, now_s: float, pair: _Pair, transfer: _Transfer) -> None:
+        begun = transfer.mark - transfer.size
+        unsent = transfer.mark - max(begun, pair.sent)
+        self.produced_bytes -= unsent
+        pair.transfers.remove(transfer)
+        for later in pair.transfers:
+            if later.mark > transfer.mark:
+                later.mark -= unsent
+        if pair.produced > begun:
+            existing = min(pair.produced, transfer.mark) - max(begun, pair.sent)
+            pair.produced -= max(0.0, existing)
+        if pair.producing is transfer:
+            pair.producing = None
+        self._produce(now_s, pair)
+
+    def _advance(self, now_s: float) -> None:
+        """Move every pair's fluid to `now_s`, through whatever happens on the way, in order of time."""
+        while self._next_s <= now_s:
+            at_s = self._next_s
+            self._flow(at_s)
+            for key, pair in list(self._active.items()):
+                if pair.due_s <= at_s:
+                    self._happen(at_s, key, pair)
+            self._share(at_s)
+        self._flow(now_s)
+
+    def _happen(self, at_s: float, key: tuple[str, str], pair: _Pair) -> None:
+        transfers = pair.transfers
+        if pair.event is _SENT:
+            self.delivered_bytes += transfers[0].mark - pair.sent
+            pair.sent = transfers[0].mark
+            self._landings.append((at_s + self.delay_s, transfers.popleft().token))
+            if not transfers:
+                pair.produced = pair.sent = pair.rate = 0.0
+                del self._active[key]
+                return
+        elif pair.event is _CAUGHT_UP:
+            self.delivered_bytes += pair.produced - pair.sent
+            pair.sent = pair.produced
+        if pair.stops_s <= at_s:
+            self._produce(at_s, pair)
+
+    def _flow(self, now_s: float) -> None:
+        for pair in self._active.values():
+            elapsed_s = now_s - pair.at_s
+            if elapsed_s > 0:
+                moved = pair.rate * elapsed_s
+                pair.produced += pair.source * elapsed_s
+                if pair.sent + moved > pair.produced:
+                    moved = pair.produced - pair.sent
+                pair.sent += moved
+                self.delivered_bytes += moved
+                pair.at_s = now_s
+
+    def _share(self, now_s: float) -> None:
+        """Max-min fair rates for all pairs, then the time of the next event under them."""
+        left = self._capacity
+        wants: list[tuple[float, _Pair]] = []
+        for pair in self._active.values():
+            waiting = pair.produced - pair.sent > _EPSILON
+            want = self._cap if waiting else min(pair.source, self._cap)
+            if want > 0:
+                wants.append((want, pair))
+            else:
+                pair.rate = 0.0
+        total = sum(want for want, _ in wants)
+        if total <= left:
+            for want, pair in wants:
+                pair.rate = want
+        else:
+            wants.sort(key=_by_want)
+            count = len(wants)
+            for want, pair in wants:
+                share = left / count
+                pair.rate = want if want < share else share
+                left -= pair.rate
+                count -= 1
+        next_s = _INFINITY
+        for pair in self._active.values():
+            self._foresee(pair)
+            if pair.due_s < next_s:
+                next_s = pair.due_s
+        self._next_s = next_s
+
+    @staticmethod
+    def _foresee(pair: _Pair) -> None:
+        """What happens next to a pair, and when: its source changes, its head is sent, or it catches up with its source."""
+        pair.due_s, pair.event = pair.stops_s, _SOURCE
+        rate = pair.rate
+        if rate <= 0:
+            return
+        waiting = pair.produced - pair.sent
+        left = pair.transfers[0].mark - pair.sent
+        if left <= waiting + _EPSILON:
+            due_s, event = pair.at_s + max(0.0, left) / rate, _SENT
+        elif waiting > _EPSILON and rate > pair.source:
+            due_s, event = pair.at_s + waiting / (rate - pair.source), _CAUGHT_UP
+        else:
+            return
+        if due_s < pair.due_s:
+            pair.due_s, pair.event = due_s, event
+
+
+def _by_want(item: tuple[float, _Pair]) -> float:
+    return item[0]
+
+
+def integral_bits(steps: Iterable[tuple[float, float]], start_s: float, end_s: float) -> float:
+    """Bits that a link of the given (time, rate) steps can carry between two times: the bound delivered bytes must keep."""
+    total, rate, at_s = 0.0, 0.0, start_s
+    for step_s, step_bps in steps:
+        if step_s > at_s:
+            total += rate * (min(step_s, end_s) - at_s)
+            at_s = min(step_s, end_s)
+        rate = step_bps
+        if at_s >= end_s:
+            return total
+    return total + rate * (end_s - at_s)

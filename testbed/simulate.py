@@ -1,0 +1,236 @@
+"""Virtual time: the same policy, control and instances as on the wire, carried by one heap.
+
+The driver decides nothing. It keeps the order of time and carries messages between the pure machines: `control.py`, the instances, and the link
+(`netem.fluid`). What happens at one time happens in this order: the link steps, KV lands, machines wake, requests arrive; messages without a
+delay are delivered, first in first out, before time moves. Nothing is left to chance, so a seed gives the same bytes out on every machine.
+
+    from testbed.simulate import simulate
+    result = simulate("paper", sets=["workload.load_fraction=0.9"])
+    result.requests          # a pandas table, the columns of requests.csv
+    result.summary["ttft_s"]
+
+To step through it in a debugger: `world = World(...)`, then `world.step()` until it returns False.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from emulator.instance import DecodeInstance, Machine, PrefillInstance
+from emulator.messages import (
+    CONTROL,
+    WAKE,
+    WIRE,
+    AnyMessage,
+    Landed,
+    StopTransmit,
+    Transmit,
+)
+from netem.fluid import FluidLink
+from testbed.assemble import cost_functions, instances, profiles
+from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record
+from testbed.scenario import Deployment, Scenario
+from testbed.scheduler.api import PD, Policy, Site
+from testbed.scheduler.baselines import Homogeneous
+from traces.request import Request
+
+# What comes first at one time.
+LINK_STEP: Final = 0
+LANDING: Final = 1
+WAKE_UP: Final = 2
+ARRIVAL: Final = 3
+
+INTRA_BPS: Final = 800e9
+"""KV inside a site, bits/s: the paper's RDMA fabric (8 x 100 Gbps), contention-free a pair. On the wire it is loopback."""
+
+
+class World:
+    """Everything of one run in virtual time.
+
+    on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        deployment: Deployment,
+        policy: Policy,
+        requests: Sequence[Request],
+        on_end: Callable[[Record], None],
+        *,
+        steps: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        by_site = profiles(scenario, deployment)
+        decode = by_site[PD]
+        self.now_s = 0.0
+        self.events = 0
+        self._on_end = on_end
+        self._requests = requests
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._order = 0
+        self._due: deque[tuple[Any, AnyMessage]] = deque()
+        self._machines: dict[str, Machine] = {}
+        self._armed: dict[str, float] = {}
+        self._site: dict[str, Site] = {}
+        fleet = []
+        for name, site, role in instances(deployment):
+            self._site[name] = site
+            fleet.append(NodeSpec(name, site, role, decode.decode_slots if role == "decode" else 0))
+            if role == "prefill":
+                self._machines[name] = PrefillInstance(
+                    name, by_site[site], pieces=scenario.pieces(deployment, site), outbox_bytes=scenario.transport.outbox_bytes
+                )
+            else:
+                self._machines[name] = DecodeInstance(
+                    name,
+                    slots=decode.decode_slots,
+                    step_s=decode.decode_step_s,
+                    landing_bytes=scenario.transport.landing_bytes,
+                    token_base=(len(fleet) - 1) << 40,
+                )
+        self.control = Control(
+            fleet,
+            cost_functions(scenario, deployment),
+            scenario.link.rate_bps,
+            policy,
+            Homogeneous(),
+            max_attempts=scenario.max_attempts,
+        )
+        self.link = FluidLink(scenario.link.rate_bps)
+        self._link_armed: float | None = None
+        self._sending: dict[tuple[str, int], int] = {}  # (request, attempt) -> token, while its KV is under way
+        self._receiver = [spec.name for spec in fleet]
+        self._next_request = 0
+        for spec in fleet:
+            self._tell_control(NodeUp(spec.name, spec.role))
+        for at_s, rate_bps in steps:
+            self._push(at_s, LINK_STEP, rate_bps)
+        self._push_arrival()
+
+    def run(self) -> None:
+        """Until nothing is left to happen: every request has ended and every slot is free."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Let the next thing happen, and all that follows from it at that time. False when nothing is left."""
+        heap = self._heap
+        if not heap:
+            return False
+        now_s, kind, _, what = heapq.heappop(heap)
+        if kind == WAKE_UP:
+            if self._armed.get(what) != now_s:
+                return True  # an older wish: the machine has asked for another time since
+            self.now_s = now_s
+            del self._armed[what]
+            self._tell_machine(what, WAKE)
+        elif kind == ARRIVAL:
+            self.now_s = now_s
+            self._arrive()
+        elif kind == LANDING:
+            if what is None:
+                if now_s != self._link_armed:
+                    return True
+                self.now_s = now_s
+                self._link_armed = None
+                self._land()
+            else:
+                self.now_s = now_s
+                self._landed(what)
+        else:
+            self.now_s = now_s
+            self.link.set_capacity(now_s, what)
+            self._land()
+        due = self._due
+        while due:
+            destination, message = due.popleft()
+            if destination == CONTROL:
+                self._tell_control(message)
+            else:
+                self._tell_machine(destination, message)
+        self.events += 1
+        return True
+
+    # arrivals
+    def _push_arrival(self) -> None:
+        if self._next_request < len(self._requests):
+            self._push(self._requests[self._next_request].arrival_s, ARRIVAL, None)
+
+    def _arrive(self) -> None:
+        index = self._next_request
+        request = self._requests[index]
+        self._next_request = index + 1
+        self._push_arrival()
+        self._tell_control(
+            Arrive(
+                f"r{index:07d}",
+                request.input_tokens,
+                request.output_tokens,
+                request.block_hashes,
+                request.block_size,
+                request.session,
+            )
+        )
+
+    # messages
+    def _push(self, at_s: float, kind: int, what: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at_s, kind, self._order, what))
+
+    def _tell_control(self, event: Any) -> None:
+        for destination, command in self.control.handle(self.now_s, event):
+            if destination == CLIENT:
+                self._on_end(command.record)
+            else:
+                self._due.append((destination, command))
+
+    def _tell_machine(self, name: str, message: AnyMessage) -> None:
+        machine = self._machines[name]
+        for out in machine.handle(self.now_s, message):
+            if out[0] == WIRE:
+                self._tell_wire(name, out[1])
+            else:
+                self._due.append(out)
+        due_s = machine.next_s()
+        if due_s is not None and self._armed.get(name) != due_s:
+            self._armed[name] = due_s
+            self._push(due_s, WAKE_UP, name)
+
+    # KV
+    def _tell_wire(self, node: str, message: AnyMessage) -> None:
+        if type(message) is Transmit:
+            key = (message.request_id, message.attempt)
+            self._sending[key] = message.token
+            if self._site[node] == PD:
+                self._push(self._intra_landing_s(message), LANDING, message.token)
+            else:
+                self.link.transmit(
+                    self.now_s, node, message.decode_node, message.token, message.kv_bytes, message.pieces, message.start_s, message.end_s
+                )
+                self._land()
+        elif type(message) is StopTransmit:
+            token = self._sending.pop((message.request_id, message.attempt), None)
+            if token is not None and self._site[node] != PD:
+                self.link.stop(self.now_s, token)
+                self._land()
+
+    def _intra_landing_s(self, order: Transmit) -> float:
+        """When a transfer inside the site has landed: the first piece waits for the grant, the last one for the computation."""
+        piece_s = order.kv_bytes * 8 / INTRA_BPS / order.pieces
+        first_s = order.start_s + (order.end_s - order.start_s) / order.pieces
+        return max(max(self.now_s, first_s) + piece_s * order.pieces, max(self.now_s, order.end_s) + piece_s)
+
+    def _land(self) -> None:
+        """Deliver what the link has landed by now, and wait for what it does next."""
+        for _, token in self.link.advance(self.now_s):
+            self._landed(token)
+        due_s = self.link.next_s()
+        if due_s is not None and due_s != self._link_armed:
+            self._link_armed = due_s
+            self._push(due_s, LANDING, None)
+
+    def _landed(self, token: int) -> None:
+        self._due.append((self._receiver[token >> 40], Landed(token)))
