@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -535,6 +536,37 @@ class TestBrokenConnections:
         assert sender.lost_connections == 3
         assert sender.resent_frames > 0
         assert middle.connections == 4
+
+    @pytest.mark.parametrize("seed", range(4))
+    async def test_whatever_breaks_all_lands_once_and_right(
+        self, nodes: Nodes, senders: Senders, middles: Middles, seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        memory: dict[int, bytearray] = {}
+
+        def land(expected: Expect, size: int) -> memoryview:
+            memory[expected.token] = bytearray(size)
+            return memoryview(memory[expected.token])
+
+        def cut(number: int, position: int, chunk: bytes) -> bytes | None:
+            if number > 60 or chance.random() > 0.05:
+                return chunk
+            return None
+
+        node = await nodes(sink=land)
+        _, port = await middles(node, cut)
+        source = PseudoRandomPayload(seed)
+        sender = senders(connections=3, payload=source, frame_bytes=chance.choice([1000, 10_000, 65_536]))
+        sizes = {token: chance.randrange(1, 400_000) for token in range(12)}
+        for token, size in sizes.items():
+            node.receiver.expect(Expect(token, size, "p0"))
+            sender.transmit(order(token, size, pieces=5), HOST, port)
+        await until(lambda: len(node.landed) == len(sizes) and sender.live_transfers == 0)
+        assert sorted(node.landed) == list(sizes)
+        assert all(memory[token] == source(f"r{token}", 0, 0, size) for token, size in sizes.items())
+        assert node.damaged == []
+        assert node.receiver.landed_bytes == {"p0": sum(sizes.values())}
+        assert set(node.receiver.refused) <= {"unknown_token"}  # frames sent again of what had landed already
 
     async def test_a_header_garbled_on_its_way_is_sent_again(
         self, nodes: Nodes, senders: Senders, middles: Middles
