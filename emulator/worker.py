@@ -1,7 +1,8 @@
 """The live worker: one process an instance, carrying a pure machine on the wall clock with real sockets around it.
 
-`python -m emulator.worker --config FILE`. The machine (`instance.py`) decides; this file only moves its messages: control connections to the
-gateway and between prefill and decode nodes (`channel.py`), KV by `transfer.py`, token text by the backend, and telemetry.
+`python -m emulator.worker --config FILE`. The machine (`instance.py`) decides; this file only moves its messages:
+control connections to the gateway and between prefill and decode nodes (`channel.py`), KV by `transfer.py`, token text
+by the backend, and telemetry.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import secrets
 import signal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import uvloop
@@ -246,7 +247,9 @@ class Worker:
             case _ if self.machine.accepts(message):
                 self.driver.handle(message)
             case _:
-                log.warning("%s sent %s, which is not for a %s node", channel.peer, type(message).__name__, self.config.role)
+                log.warning(
+                    "%s sent %s, which is not for a %s node", channel.peer, type(message).__name__, self.config.role
+                )
 
     def _on_closed(self, channel: Channel, reason: str) -> None:
         if self.stopped.is_set():
@@ -292,7 +295,7 @@ class Worker:
         self._telemetry = self._loop.call_later(self.config.telemetry_s / self.clock.scale, self._report)
 
     def _in_model_units(self, path: PathSample) -> PathSample:
-        """A wall-unit sample in the real system's units: wall rate = model rate x b x a, wall delay = model delay / a."""
+        """A wall-unit sample in model units: wall rate = model rate x b x a, wall delay = model delay / a."""
         a, b = self.config.time_scale, self.config.byte_scale
         return msgspec.structs.replace(
             path,

@@ -1,7 +1,7 @@
 """The command `prfaas`.
 
-Every command is thin: it reads options, calls the room that does the work, and prints. Imports are inside the commands, so that `--help`
-is quick. Exit codes: 0 pass, 1 failed, 2 usage, 3 invalid measurement, 4 inconclusive.
+Every command is thin: it reads options, calls the room that does the work, and prints. Imports are inside the commands,
+so that `--help` is quick. Exit codes: 0 pass, 1 failed, 2 usage, 3 invalid measurement, 4 inconclusive.
 """
 
 from __future__ import annotations
@@ -34,19 +34,42 @@ CLOCKS, TESTBED = "Clocks", "Testbed"
 NAMES = "A shipped scenario's name, or the path of a YAML file."
 
 ScenarioArg = Annotated[str, typer.Argument(metavar="SCENARIO", help=NAMES)]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a scenario key, such as workload.load_fraction=0.8; repeatable.")]
-DeploymentOption = Annotated[str | None, typer.Option("--deployment", metavar="NAME", help="One of the scenario's deployments; the first one unless given.")]
-PolicyOption = Annotated[str | None, typer.Option("--policy", metavar="POLICY", help="Another policy: a name, or package.module:Class.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a scenario key, such as workload.load_fraction=0.8; repeatable."
+    ),
+]
+DeploymentOption = Annotated[
+    str | None,
+    typer.Option("--deployment", metavar="NAME", help="One of the scenario's deployments; the first one unless given."),
+]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", metavar="POLICY", help="Another policy: a name, or package.module:Class.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="The gateway's port on 127.0.0.1.")]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where results go; results/<time>-<scenario> unless given.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where results go; results/<time>-<scenario> unless given.")
+]
 WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=32, help="Locust processes that share the load.")]
-TraceOption = Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")]
-ArrivalsOption = Annotated[str | None, typer.Option("--arrivals", metavar="as-is|spread|poisson|gamma|uniform", help="When requests come.")]
-DurationOption = Annotated[float | None, typer.Option("--duration-s", metavar="S", help="Length of the load, model seconds.")]
-WarmupOption = Annotated[float | None, typer.Option("--warmup-s", metavar="S", help="Left out of the figures, model seconds.")]
+TraceOption = Annotated[
+    str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")
+]
+ArrivalsOption = Annotated[
+    str | None, typer.Option("--arrivals", metavar="as-is|spread|poisson|gamma|uniform", help="When requests come.")
+]
+DurationOption = Annotated[
+    float | None, typer.Option("--duration-s", metavar="S", help="Length of the load, model seconds.")
+]
+WarmupOption = Annotated[
+    float | None, typer.Option("--warmup-s", metavar="S", help="Left out of the figures, model seconds.")
+]
 RateOption = Annotated[float | None, typer.Option("--rate-rps", metavar="R", help="Requests a model second.")]
-FractionOption = Annotated[float | None, typer.Option("--load-fraction", metavar="F", help="Rate as a fraction of the deployment's Lambda_max.")]
+FractionOption = Annotated[
+    float | None,
+    typer.Option("--load-fraction", metavar="F", help="Rate as a fraction of the deployment's Lambda_max."),
+]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,8 +106,15 @@ def plan(
     scenario: ScenarioArg,
     sets: SetOption = None,
     json: JsonOption = False,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw Figure 5's two panels (.png, .svg or .pdf).")] = None,
-    form: Annotated[str, typer.Option("--form", metavar="mean|expectation", help="The paper's form (mean length into T_prefill), or expectations.")] = "mean",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw Figure 5's two panels (.png, .svg or .pdf).")
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--form", metavar="mean|expectation", help="The paper's form (mean length into T_prefill), or expectations."
+        ),
+    ] = "mean",
 ) -> None:
     """Solve a scenario in closed form: equations (1)-(8), every deployment side by side."""
     from testbed.assemble import build_plan
@@ -115,7 +145,9 @@ def run(
     out: OutOption = None,
     workers: WorkersOption = 1,
     port: PortOption = 8000,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the testbed up afterwards (as `make testbed` does).")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the testbed up afterwards (as `make testbed` does).")
+    ] = False,
     trace: TraceOption = None,
     arrivals: ArrivalsOption = None,
     duration_s: DurationOption = None,
@@ -145,7 +177,10 @@ def run(
             namespaces.down()
     _report(outcome, json)
     if keep:
-        _say(f"the testbed is up at http://127.0.0.1:{testbed.port}; another load: make load, or prfaas load; stop it: make down, or prfaas down")
+        _say(
+            f"the testbed is up at http://127.0.0.1:{testbed.port}; another load: make load, or prfaas load; "
+            "stop it: make down, or prfaas down"
+        )
     raise typer.Exit(outcome.exit_code)
 
 
@@ -165,14 +200,21 @@ def up(
     testbed, already = _bring_up(load(scenario, sets or ()).only(deployment, policy), port)
     url = f"http://127.0.0.1:{testbed.port}"
     if json:
-        _print_json({"url": url, "already": already, "scenario": testbed.scenario.name, "state_dir": str(testbed.state.root)})
+        _print_json(
+            {"url": url, "already": already, "scenario": testbed.scenario.name, "state_dir": str(testbed.state.root)}
+        )
     else:
         typer.echo(f"{'already up' if already else 'up'}: {testbed.scenario.name} at {url}")
 
 
 @app.command("load", rich_help_panel=TESTBED)
 def load_command(
-    scenario: Annotated[str | None, typer.Argument(metavar="[SCENARIO]", help="Its workload, on the testbed that is up; that testbed's own unless given.")] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SCENARIO]", help="Its workload, on the testbed that is up; that testbed's own unless given."
+        ),
+    ] = None,
     sets: SetOption = None,
     policy: PolicyOption = None,
     out: OutOption = None,
@@ -196,8 +238,9 @@ def load_command(
         chosen = load(scenario, load_sets).only(testbed.scenario.deployments[0].name)
     if chosen.fingerprint(testbed_only=True) != testbed.scenario.fingerprint(testbed_only=True):
         raise click.UsageError(
-            f"the testbed that is up ({testbed.scenario.name}, {testbed.scenario.deployments[0].name}) is not the one this load is "
-            "for; a load may change the workload, the policy (--policy) and the SLO only; for anything else: prfaas down, prfaas up"
+            f"the testbed that is up ({testbed.scenario.name}, {testbed.scenario.deployments[0].name}) is not the one "
+            "this load is for; a load may change the workload, the policy (--policy) and the SLO only; for anything "
+            "else: prfaas down, prfaas up"
         )
     outcome = _load(testbed, chosen, out, policy, workers)
     _report(outcome, json)
@@ -230,7 +273,12 @@ def status(json: JsonOption = False) -> None:
 
 @app.command(rich_help_panel=TESTBED)
 def logs(
-    name: Annotated[str | None, typer.Argument(metavar="[PROCESS]", help="gateway, agent, supervisor, prfaas-0, pd-d-1, ...; all of them unless given.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROCESS]", help="gateway, agent, supervisor, prfaas-0, pd-d-1, ...; all of them unless given."
+        ),
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 20,
 ) -> None:
     """The last lines of a process's log."""
@@ -263,7 +311,10 @@ def down(json: JsonOption = False) -> None:
 
 @app.command(rich_help_panel=TESTBED)
 def doctor(
-    leftovers: Annotated[bool, typer.Option("--leftovers", help="Only look for what a testbed left behind; exit code 1 if there is anything.")] = False,
+    leftovers: Annotated[
+        bool,
+        typer.Option("--leftovers", help="Only look for what a testbed left behind; exit code 1 if there is anything."),
+    ] = False,
     port: PortOption = 8000,
     json: JsonOption = False,
 ) -> None:
@@ -308,8 +359,13 @@ def link_show(json: JsonOption = False) -> None:
 
 @link_app.command("set")
 def link_set(
-    rate: Annotated[str, typer.Option("--rate", metavar="RATE", help="The real system's rate, such as 8gbps: bits per model second.")],
-    direction: Annotated[str | None, typer.Option("--direction", metavar="to_pd|to_prfaas", help="One direction; both unless given.")] = None,
+    rate: Annotated[
+        str,
+        typer.Option("--rate", metavar="RATE", help="The real system's rate, such as 8gbps: bits per model second."),
+    ],
+    direction: Annotated[
+        str | None, typer.Option("--direction", metavar="to_pd|to_prfaas", help="One direction; both unless given.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Change the link's rate now, while traffic flows."""
@@ -330,7 +386,9 @@ def link_set(
 @link_app.command("verify")
 def link_verify(
     seconds: Annotated[float, typer.Option("--seconds", min=0.5, max=60, help="Wall seconds a direction.")] = 2.0,
-    connections: Annotated[int | None, typer.Option("--connections", min=1, max=64, help="TCP connections; the scenario's unless given.")] = None,
+    connections: Annotated[
+        int | None, typer.Option("--connections", min=1, max=64, help="TCP connections; the scenario's unless given.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure what the link really carries, both ways, against what was asked. Exit code 3 when it is not that."""
@@ -348,9 +406,20 @@ def link_verify(
 
 @trace_app.command("info")
 def trace_info(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Mooncake JSONL, Azure CSV, our own, or any CSV with --map.")],
-    columns: Annotated[list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="For any CSV: arrival_s (or arrival_ms, arrival_time), input_tokens, output_tokens; repeatable.")] = None,
-    check_units: Annotated[bool, typer.Option("--check-units/--no-check-units", help="Refuse stamps whose unit nobody can have meant.")] = True,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Mooncake JSONL, Azure CSV, our own, or any CSV with --map.")
+    ],
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN",
+            help="For any CSV: arrival_s (or arrival_ms, arrival_time), input_tokens, output_tokens; repeatable.",
+        ),
+    ] = None,
+    check_units: Annotated[
+        bool, typer.Option("--check-units/--no-check-units", help="Refuse stamps whose unit nobody can have meant.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
     """What a trace holds: rows kept and dropped, rate, dispersion, lengths, ideal prefix hit."""
@@ -439,10 +508,18 @@ def _load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | 
 
     folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise click.UsageError(f"--out {folder}: is there already and not an empty folder; name another, nothing is overwritten")
+        raise click.UsageError(
+            f"--out {folder}: is there already and not an empty folder; name another, nothing is overwritten"
+        )
     with LoadProgress() as progress:
         return run_load(
-            testbed, scenario, folder, policy=policy, workers=workers, on_progress=progress.update, on_start=progress.start
+            testbed,
+            scenario,
+            folder,
+            policy=policy,
+            workers=workers,
+            on_progress=progress.update,
+            on_start=progress.start,
         )
 
 

@@ -1,6 +1,7 @@
-"""From a scenario to the processes of a testbed: which workers, where, with which configuration; and the link in wall units.
+"""From a scenario to a testbed's processes: which workers, where, how configured; and the link in wall units.
 
-This is the one place where a scenario's model units become the wall units of netem, the workers' ports and the supervisor's stages.
+This is the one place where a scenario's model units become the wall units of netem, the workers' ports and the
+supervisor's stages.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from emulator.worker import Peer
 from emulator.worker import Config as WorkerConfig
+from emulator.worker import Peer
 from netem.topology import ADDRESSES, WAN_INTERFACES
 from testbed.assemble import instances
 from testbed.gateway import Config as GatewayConfig
@@ -41,7 +42,8 @@ def model_rate_bps(scenario: Scenario, rate_bps: float) -> float:
 def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state: StateDir) -> LaunchSpec:
     """What the launcher starts for one deployment of a scenario.
 
-    The fingerprint is that of what has to be started, not of the load: a second `up` finds the first. The data plane's secret is new each time.
+    The fingerprint is that of what has to be started, not of the load: a second `up` finds the first. The data plane's
+    secret is new each time.
     """
     secret = secrets.token_hex(16)
     nodes = instances(deployment)

@@ -1,7 +1,7 @@
 """The gateway: the HTTP edge of control, OpenAI-compatible, and the control connections to every worker.
 
-`python -m testbed.gateway --config FILE` (the supervisor starts it in the pd site, with the host's listening socket). It moves bytes: requests
-become events, commands become messages to workers and answers to clients.
+`python -m testbed.gateway --config FILE` (the supervisor starts it in the pd site, with the host's listening socket).
+It moves bytes: requests become events, commands become messages to workers and answers to clients.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from aiohttp import web
 from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Lateness
 from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
+from testbed.assemble import cost_functions, lengths_from_json, lengths_of_workload, max_input_tokens, policy_setup
 from testbed.control import Completed, Control, Failed, NodeSpec
 from testbed.metrics import Metrics
 from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
@@ -37,7 +38,6 @@ from testbed.scenario import Scenario, ScenarioError
 from testbed.scheduler.api import Policy
 from testbed.scheduler.baselines import Homogeneous
 from testbed.session import BoundedCall, Session, Stream
-from testbed.assemble import cost_functions, lengths_from_json, lengths_of_workload, max_input_tokens, policy_setup
 
 log = logging.getLogger("gateway")
 
@@ -140,10 +140,15 @@ class Gateway:
     async def begin(
         self, session_id: str, policy: Policy, lengths_json: Any, parameters: dict[str, float], lead_s: float
     ) -> Session:
-        """A new session, t = 0 `lead_s` wall seconds from now. Raises ApiError when requests are under way or the policy refuses."""
+        """A new session, t = 0 `lead_s` wall seconds from now.
+
+        Raises ApiError when requests are under way or the policy refuses.
+        """
         async with self._turn:
             if self.session is not None and self.session.control.live:
-                raise ApiError(409, f"{len(self.session.control.live)} requests are under way; wait until they end", code="busy")
+                raise ApiError(
+                    409, f"{len(self.session.control.live)} requests are under way; wait until they end", code="busy"
+                )
             scenario, deployment = self.scenario, self.deployment
             lengths = lengths_from_json(lengths_json) if lengths_json else lengths_of_workload(scenario.workload)
             try:
@@ -163,7 +168,13 @@ class Gateway:
                 self.session.close()
             fallback = Homogeneous()
             control = Control(
-                self._fleet, self._cost, scenario.link.rate_bps, policy, fallback, max_attempts=scenario.max_attempts, ask=self._ask
+                self._fleet,
+                self._cost,
+                scenario.link.rate_bps,
+                policy,
+                fallback,
+                max_attempts=scenario.max_attempts,
+                ask=self._ask,
             )
             folder = Path(self.config.loads_dir) / session_id
             session = Session(session_id, Clock(t0_ns, scenario.scale.time_scale), control, self._send, folder)
@@ -251,7 +262,9 @@ class Gateway:
         try:
             stream = session.arrive(request_id, ask)
         except KeyError:
-            raise ApiError(409, f"X-Request-Id {request_id!r}: a request of that id is under way; use another", "X-Request-Id") from None
+            raise ApiError(
+                409, f"X-Request-Id {request_id!r}: a request of that id is under way; use another", "X-Request-Id"
+            ) from None
         try:
             return await (self._streamed if ask.stream else self._whole)(request, ask, stream)
         except (asyncio.CancelledError, ConnectionError):
@@ -268,7 +281,13 @@ class Gateway:
                 raise _failure(item)
             texts.append(item.text)
         record = item.record
-        body = whole(ask, stream.request_id, int(time.time()), "".join(texts), usage(ask, record.output_tokens, record.cached_tokens))
+        body = whole(
+            ask,
+            stream.request_id,
+            int(time.time()),
+            "".join(texts),
+            usage(ask, record.output_tokens, record.cached_tokens),
+        )
         return web.Response(body=body, content_type=JSON, headers={"X-Request-Id": stream.request_id})
 
     async def _streamed(self, request: web.Request, ask: Ask, stream: Stream) -> web.StreamResponse:
@@ -277,7 +296,11 @@ class Gateway:
             raise _failure(item)
         chunks = Chunks(ask, stream.request_id, int(time.time()))
         response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Request-Id": stream.request_id}
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Request-Id": stream.request_id,
+            }
         )
         await response.prepare(request)
         if ask.chat:
@@ -297,13 +320,22 @@ class Gateway:
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = {"id": self.limits.model, "object": "model", "created": 0, "owned_by": "prfaas-testbed", "max_model_len": self.limits.max_input_tokens}
+        model = {
+            "id": self.limits.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "prfaas-testbed",
+            "max_model_len": self.limits.max_input_tokens,
+        }
         return _json({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.Response:
         nodes = self.session.control.view.nodes.values() if self.session else ()
         serving = {role: sum(n.alive and n.role == role for n in nodes) for role in ("prefill", "decode")}
-        return _json({"status": "ok" if all(serving.values()) else "unavailable", "live": serving}, 200 if all(serving.values()) else 503)
+        return _json(
+            {"status": "ok" if all(serving.values()) else "unavailable", "live": serving},
+            200 if all(serving.values()) else 503,
+        )
 
     async def _metrics(self, request: web.Request) -> web.Response:
         assert self.session is not None
@@ -329,7 +361,13 @@ class Gateway:
         policy = session.control.policy
         name = f"{type(policy).__module__}:{type(policy).__qualname__}"
         return _json(
-            {"scenario": self.scenario.name, "deployment": self.deployment.name, "policy": name, "session": self._totals(session), "nodes": nodes}
+            {
+                "scenario": self.scenario.name,
+                "deployment": self.deployment.name,
+                "policy": name,
+                "session": self._totals(session),
+                "nodes": nodes,
+            }
         )
 
     def _totals(self, session: Session) -> dict[str, Any]:
@@ -416,7 +454,9 @@ async def _api_errors(request: web.Request, handler: Any) -> web.StreamResponse:
             headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         return web.Response(body=error.body(), status=error.status, content_type=JSON, headers=headers)
     except web.HTTPRequestEntityTooLarge:
-        too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; use the prfaas extension for long prompts")
+        too_large = ApiError(
+            413, f"the body is larger than {MAX_BODY_BYTES} bytes; use the prfaas extension for long prompts"
+        )
         return web.Response(body=too_large.body(), status=413, content_type=JSON)
     except web.HTTPException as error:
         plain = ApiError(error.status, f"{request.method} {request.path}: {error.reason}", code=str(error.status))

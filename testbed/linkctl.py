@@ -1,6 +1,7 @@
-"""The link of a running testbed, from outside: show it, change its rate while traffic flows, and measure what it really carries.
+"""The link of a running testbed, from outside: show it, change its rate under traffic, measure what it carries.
 
-Rates are asked in model units (what the scenario speaks) and shown in both. The wall's are model x byte_scale x time_scale.
+Rates are asked in model units (what the scenario speaks) and shown in both. The wall's are model x byte_scale x
+time_scale.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ def set_rate(scenario: Scenario, state: StateDir, rate_bps: float, direction: st
     return {direction: _described(scenario, answer[direction]) for direction in DIRECTIONS}
 
 
-def verify(scenario: Scenario, state: StateDir, *, seconds: float = 2.0, connections: int | None = None) -> dict[str, Any]:
+def verify(
+    scenario: Scenario, state: StateDir, *, seconds: float = 2.0, connections: int | None = None
+) -> dict[str, Any]:
     """Measure TCP goodput both ways and compare it with what the asked rate must give (0.956 of it).
 
-    Returns {"ok", "directions": {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model bits/s, and the wall's beside them.
+    Returns {"ok", "directions": {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model bits/s, and
+    the wall's beside them.
     """
     return asyncio.run(_verify(scenario, state, seconds, connections or scenario.transport.connections))
 
@@ -81,12 +85,19 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-    result = {"ok": all(one["ok"] for one in out.values()), "tolerance": TOLERANCE, "taken_ns": time.monotonic_ns(), "directions": out}
+    result = {
+        "ok": all(one["ok"] for one in out.values()),
+        "tolerance": TOLERANCE,
+        "taken_ns": time.monotonic_ns(),
+        "directions": out,
+    }
     (state.root / "link-verify.json").write_bytes(orjson.dumps(result))
     return result
 
 
-async def _measured(supervisor: AsyncUnixClient, argv: list[str], seconds: float, serving: asyncio.Task[Any]) -> dict[str, Any]:
+async def _measured(
+    supervisor: AsyncUnixClient, argv: list[str], seconds: float, serving: asyncio.Task[Any]
+) -> dict[str, Any]:
     """Run one measurement, waiting for the server to come up."""
     deadline = asyncio.get_running_loop().time() + 15
     while True:

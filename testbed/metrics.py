@@ -20,7 +20,10 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._ended = Counter(
-            "prfaas_requests", "Requests that have ended, by how and where prefilled.", ["status", "site"], registry=self._registry
+            "prfaas_requests",
+            "Requests that have ended, by how and where prefilled.",
+            ["status", "site"],
+            registry=self._registry,
         )
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds",
@@ -30,9 +33,15 @@ class Metrics:
         )
         self._nodes_up = Gauge("prfaas_nodes_up", "Live instances.", ["site", "role"], registry=self._registry)
         self._running = Gauge("vllm:num_requests_running", "Requests in decode slots.", registry=self._registry)
-        self._waiting = Gauge("vllm:num_requests_waiting", "Requests not yet prefilled.", ["site"], registry=self._registry)
-        self._egress = Gauge("prfaas_egress_bits_per_second", "KV from the prfaas site landing, model bits/s.", registry=self._registry)
-        self._threshold = Gauge("prfaas_threshold_tokens", "The routing threshold t; NaN when the policy has none.", registry=self._registry)
+        self._waiting = Gauge(
+            "vllm:num_requests_waiting", "Requests not yet prefilled.", ["site"], registry=self._registry
+        )
+        self._egress = Gauge(
+            "prfaas_egress_bits_per_second", "KV from the prfaas site landing, model bits/s.", registry=self._registry
+        )
+        self._threshold = Gauge(
+            "prfaas_threshold_tokens", "The routing threshold t; NaN when the policy has none.", registry=self._registry
+        )
 
     def ended(self, record: Record) -> None:
         """Count a request that has ended."""

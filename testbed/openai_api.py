@@ -1,8 +1,9 @@
 """The OpenAI-compatible edge as data: request bodies in, validated; response bodies and stream chunks out.
 
-No model runs behind the timing backend, so sampling settings are accepted and have no effect; what would change the *shape* of an answer and
-cannot be honoured (n, best_of, logprobs, echo, suffix, tools) is refused. Prompts: text (one token a UTF-8 byte), token ids, or the replay extension
-`"prfaas": {"input_tokens", "block_hashes", "block_size"}` instead of a prompt.
+No model runs behind the timing backend, so sampling settings are accepted and have no effect; what would change the
+*shape* of an answer and cannot be honoured (n, best_of, logprobs, echo, suffix, tools) is refused. Prompts: text (one
+token a UTF-8 byte), token ids, or the replay extension `"prfaas": {"input_tokens", "block_hashes", "block_size"}`
+instead of a prompt.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Limits:
 
 
 def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
-    """Validate a request body. Raises ApiError (400, or 404 for another model), naming the field, the value and the remedy."""
+    """Validate a request body. Raises ApiError (400; 404 for another model), naming field, value and remedy."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -74,7 +75,9 @@ def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
         raise ApiError(400, f"the body is a JSON {type(body).__name__}; send a JSON object")
     model = body.get("model", limits.model)
     if model != limits.model:
-        raise ApiError(404, f"model {model!r}: this testbed serves {limits.model!r}; see /v1/models", "model", "model_not_found")
+        raise ApiError(
+            404, f"model {model!r}: this testbed serves {limits.model!r}; see /v1/models", "model", "model_not_found"
+        )
     for field, harmless in _SHAPE.items():
         if body.get(field) not in harmless:
             raise ApiError(400, f"{field} = {body[field]!r}: not supported by this testbed; leave it out", field)
@@ -82,7 +85,7 @@ def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
     if tokens > limits.max_input_tokens:
         raise ApiError(
             400,
-            f"the prompt has {tokens} tokens; the profiles of this testbed end at {limits.max_input_tokens}: shorten it",
+            f"the prompt has {tokens} tokens; this testbed's profiles end at {limits.max_input_tokens}: shorten it",
             "messages" if chat else "prompt",
             "context_length_exceeded",
         )
@@ -96,7 +99,9 @@ def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
             raise ApiError(400, f"{field} = {body[field]!r}: must be true or false", field)
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise ApiError(400, f"stream_options = {options!r}: must be an object such as {{'include_usage': true}}", "stream_options")
+        raise ApiError(
+            400, f"stream_options = {options!r}: must be an object such as {{'include_usage': true}}", "stream_options"
+        )
     include_usage = bool((options or {}).get("include_usage", False))
     return Ask(limits.model, chat, tokens, output, bool(body.get("stream")), include_usage, hashes, block_size, session)
 
@@ -125,7 +130,11 @@ def _prompt(body: dict[str, Any], chat: bool) -> tuple[int, tuple[int, ...], int
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return len(prompt), (), 0, ""
     shown = repr(prompt) if not isinstance(prompt, list) else f"a list of {len(prompt)}"
-    raise ApiError(400, f"prompt = {shown[:80]}: must be a text that is not empty, or a list of token ids (one prompt a request)", "prompt")
+    raise ApiError(
+        400,
+        f"prompt = {shown[:80]}: must be a text that is not empty, or a list of token ids (one prompt a request)",
+        "prompt",
+    )
 
 
 def _replayed(extension: Any) -> tuple[int, tuple[int, ...], int, str]:
@@ -133,19 +142,28 @@ def _replayed(extension: Any) -> tuple[int, tuple[int, ...], int, str]:
         raise ApiError(400, f"prfaas = {extension!r}: must be an object with input_tokens", "prfaas")
     unknown = set(extension) - {"input_tokens", "block_hashes", "block_size", "session"}
     if unknown:
-        raise ApiError(400, f"prfaas.{min(unknown)}: unknown field; known: input_tokens, block_hashes, block_size, session", "prfaas")
+        raise ApiError(
+            400,
+            f"prfaas.{min(unknown)}: unknown field; known: input_tokens, block_hashes, block_size, session",
+            "prfaas",
+        )
     tokens = extension.get("input_tokens")
     if type(tokens) is not int or tokens < 1:
-        raise ApiError(400, f"prfaas.input_tokens = {tokens!r}: must be a whole number of at least 1", "prfaas.input_tokens")
+        raise ApiError(
+            400, f"prfaas.input_tokens = {tokens!r}: must be a whole number of at least 1", "prfaas.input_tokens"
+        )
     hashes, size = extension.get("block_hashes") or [], extension.get("block_size") or 0
     if not isinstance(hashes, list) or not all(type(h) is int for h in hashes):
         raise ApiError(400, "prfaas.block_hashes: must be a list of whole numbers, one a block", "prfaas.block_hashes")
     if hashes and (type(size) is not int or size < 1):
-        raise ApiError(400, f"prfaas.block_size = {size!r}: must be at least 1 when there are block_hashes", "prfaas.block_size")
+        raise ApiError(
+            400, f"prfaas.block_size = {size!r}: must be at least 1 when there are block_hashes", "prfaas.block_size"
+        )
     if hashes and len(hashes) != -(-tokens // size):
         raise ApiError(
             400,
-            f"prfaas.block_hashes: {len(hashes)} of them for {tokens} tokens in blocks of {size}; must be {-(-tokens // size)}",
+            f"prfaas.block_hashes: {len(hashes)} of them for {tokens} tokens in blocks of {size}; "
+            f"must be {-(-tokens // size)}",
             "prfaas.block_hashes",
         )
     session = extension.get("session", "")
@@ -167,7 +185,9 @@ def _chat_tokens(messages: Any) -> int:
         else:
             parts = [content]
         if not all(isinstance(part, str) for part in parts):
-            raise ApiError(400, f"messages.{i}.content: must be a text, or a list of text parts", f"messages.{i}.content")
+            raise ApiError(
+                400, f"messages.{i}.content: must be a text, or a list of text parts", f"messages.{i}.content"
+            )
         total += len(message["role"].encode()) + sum(len(part.encode()) for part in parts) + 2  # "role: ...\n"
     return total
 
@@ -231,4 +251,8 @@ def whole(ask: Ask, answer_id: str, created: int, text: str, usage: dict[str, An
 
 def stream_error(message: str, code: str) -> bytes:
     """An error after the headers: the stream ends with it, without [DONE]."""
-    return b"data: " + orjson.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}}) + b"\n\n"
+    return (
+        b"data: "
+        + orjson.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+        + b"\n\n"
+    )

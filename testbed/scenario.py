@@ -1,7 +1,7 @@
-"""One YAML file = one experiment. A scenario is written in the real system's units; `scale` says how it is shrunk to this machine.
+"""One YAML file = one experiment, in the real system's units; `scale` says how it is shrunk to this machine.
 
-`load(name_or_path, sets)` reads a shipped scenario by name or any file by path, applies `--set key=value`, and refuses what it does not
-know: every error names the file, the key, the value and the remedy.
+`load(name_or_path, sets)` reads a shipped scenario by name or any file by path, applies `--set key=value`, and refuses
+what it does not know: every error names the file, the key, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHIPPED = resources.files("testbed") / "scenarios"
 
 
 class ScenarioError(ValueError):
-    """A scenario, or something set in it, that cannot be used. The message names the file, the key, the value and the remedy."""
+    """A scenario, or something set in it, that cannot be used. The message names file, key, value and remedy."""
 
 
 def _finite(value: float) -> float:
@@ -45,7 +45,7 @@ Rate = Annotated[float, BeforeValidator(_rate)]
 
 
 class Part(BaseModel):
-    """Base of every part of a scenario: unknown keys are refused, values are never coerced silently from other types."""
+    """Base of every part of a scenario: unknown keys are refused, values are never coerced from other types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,7 +91,9 @@ class Deployment(Part):
     @model_validator(mode="after")
     def _remote_has_profile(self) -> Deployment:
         if self.fleet.n_prfaas and self.profiles.prfaas is None:
-            raise ValueError(f"fleet.n_prfaas is {self.fleet.n_prfaas}, but profiles.prfaas is missing; name the profile of the remote site")
+            raise ValueError(
+                f"fleet.n_prfaas is {self.fleet.n_prfaas}, but profiles.prfaas is missing; name that site's profile"
+            )
         return self
 
 
@@ -126,14 +128,14 @@ class Mix(Part):
 
 
 class Arrivals(Part):
-    """When requests come. For a synthetic workload: poisson, gamma (cv > 0) or uniform. For a trace: as-is or spread."""
+    """When requests come. Synthetic workloads: poisson, gamma (cv > 0) or uniform. Traces: as-is or spread."""
 
     kind: Literal["poisson", "gamma", "uniform", "as-is", "spread"] = "poisson"
     cv: Positive = 1.0
 
 
 class Workload(Part):
-    """What is offered: a trace, or synthetic lengths and arrivals, at a rate or at a fraction of the deployment's Lambda_max."""
+    """What is offered: a trace, or synthetic lengths and arrivals, at a rate or a fraction of Lambda_max."""
 
     trace: str | None = None
     lengths: Annotated[LogNormal | Mix, Field(discriminator="kind")] = LogNormal()
@@ -154,9 +156,13 @@ class Workload(Part):
             raise ValueError(f"warmup_s {self.warmup_s:g} must be below duration_s {self.duration_s:g}")
         of_trace = self.arrivals.kind in ("as-is", "spread")
         if of_trace and self.trace is None:
-            raise ValueError(f"arrivals.kind {self.arrivals.kind} needs a trace; use poisson, gamma or uniform, or name a trace")
+            raise ValueError(
+                f"arrivals.kind {self.arrivals.kind} needs a trace; use poisson, gamma or uniform, or name a trace"
+            )
         if self.trace is not None and not of_trace:
-            raise ValueError(f"arrivals.kind {self.arrivals.kind} is for synthetic workloads; use as-is or spread with a trace")
+            raise ValueError(
+                f"arrivals.kind {self.arrivals.kind} is for synthetic workloads; use as-is or spread with a trace"
+            )
         return self
 
 
@@ -168,7 +174,7 @@ class Link(Part):
 
 
 class Transport(Part):
-    """How KV moves: connections a (sender, receiver) pair, pieces a transfer, and the buffers at both ends (model bytes)."""
+    """How KV moves: connections a (sender, receiver) pair, pieces a transfer, buffers at both ends (model bytes)."""
 
     connections: Annotated[int, Field(ge=1, le=64)] = 4
     pieces: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -199,7 +205,7 @@ class Slo(Part):
 
 
 class Meter(Part):
-    """When a run is no measurement: lateness (p99, wall seconds) of the client, the workers' timers or the gateway, and CPU use."""
+    """When a run is no measurement: p99 lateness (wall seconds) of client, workers' timers or gateway, and CPU use."""
 
     late_p99_s: Positive = 0.020
     cpu_fraction: Annotated[float, Field(gt=0, le=1)] = 0.90
@@ -231,7 +237,8 @@ class Scenario(Part):
             raise ValueError(f"deployments: names must differ, got {', '.join(names)}")
         if self.cache_bytes:
             raise ValueError(
-                f"cache_bytes {self.cache_bytes}: this version has no prefix cache yet and every prompt is prefilled whole; set it to 0"
+                f"cache_bytes = {self.cache_bytes}: this version has no prefix cache yet, every prompt is prefilled "
+                "whole; set it to 0"
             )
         for d in self.deployments:
             for site in ("prfaas", "pd"):
@@ -285,7 +292,7 @@ class Scenario(Part):
         return profile.pieces
 
     def fingerprint(self, *, testbed_only: bool = False) -> str:
-        """The same for equal scenarios, whatever file they came from. testbed_only: without what only a load cares for."""
+        """The same for equal scenarios, whatever file they are from. testbed_only: without what only a load needs."""
         data = self.model_dump(mode="json")
         if testbed_only:
             for of_the_load in ("workload", "slo", "meter", "seed", "description"):
@@ -313,14 +320,18 @@ def shipped() -> list[str]:
 
 
 def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
-    """Read a scenario by shipped name or by path, with `key=value` overrides (dotted keys, YAML values; list items by name or index).
+    """Read a scenario by shipped name or by path, with `key=value` overrides.
+
+    Keys are dotted, values YAML; list items go by their names or their indices.
 
     Raises ScenarioError, naming file, key, value and remedy.
     """
     path = Path(name_or_path)
     if "/" in name_or_path or path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise ScenarioError(f"{name_or_path}: no such file; give a scenario's path or one of {', '.join(shipped())}")
+            raise ScenarioError(
+                f"{name_or_path}: no such file; give a scenario's path or one of {', '.join(shipped())}"
+            )
         text, source = path.read_text(encoding="utf-8-sig"), name_or_path
     else:
         names = shipped()
@@ -328,7 +339,8 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
             near = difflib.get_close_matches(name_or_path, names, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ScenarioError(
-                f"scenario {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); {hint}a file needs its .yaml ending"
+                f"scenario {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); {hint}"
+                "a file needs its .yaml ending"
             )
         text, source = (SHIPPED / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
     try:
@@ -336,7 +348,9 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
     except yaml.YAMLError as error:
         raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise ScenarioError(f"{source}: must be a mapping of keys, is {type(data).__name__}; see `prfaas plan paper` for an example")
+        raise ScenarioError(
+            f"{source}: must be a mapping of keys, is {type(data).__name__}; see `prfaas plan paper` for an example"
+        )
     for item in sets:
         _apply(data, item)
     return parse(data, source, overridden=bool(sets))
@@ -430,7 +444,8 @@ def _named(loc: list[str], data: Any) -> list[str]:
 def _known_keys(loc: list[str]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
-        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "scale": Scale, "slo": Slo, "meter": Meter,
+        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "scale": Scale, "slo": Slo,
+        "meter": Meter,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]
     if names and names[-1] == "lengths":

@@ -1,7 +1,7 @@
 """One load on the wall clock: a Control, the streams of its clients, and the files its rows and events go to.
 
-A session begins at one monotonic instant, t = 0 for everything in it, with empty workers and a freshly started policy. Between loads an "adhoc"
-session serves whoever comes. It only carries events and commands; `control.py` decides.
+A session begins at one monotonic instant, t = 0 for everything in it, with empty workers and a freshly started policy.
+Between loads an "adhoc" session serves whoever comes. It only carries events and commands; `control.py` decides.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class PolicyTooSlowError(Exception):
 
 
 class _Alarm(BaseException):
-    """Raised inside a policy that is too slow; not an Exception, so that the policy's own handlers do not swallow it."""
+    """Raised inside a policy that is too slow; no Exception, so that the policy's own handlers do not swallow it."""
 
 
 class BoundedCall:
-    """Calls a policy with a time limit (wall seconds), enforced by SIGALRM: the gateway's main thread is where policies run."""
+    """Calls a policy with a limit (wall seconds), enforced by SIGALRM: policies run in the gateway's main thread."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -186,7 +186,7 @@ class Session:
         self._events_file.close()
 
     def totals(self) -> dict[str, Any]:
-        """What came of the session so far. Bytes: kv in model bytes, wire in bytes on the wire, by the site they came from."""
+        """What came of the session so far. Bytes by the site they came from: kv model bytes, wire bytes on the wire."""
         kv: Counter[str] = Counter()
         wire: Counter[str] = Counter()
         nodes = self.control.view.nodes

@@ -20,10 +20,11 @@ STYLE = {"valid": "bold green", "failed": "bold red", "invalid": "bold yellow"}
 
 
 def show_plan(result: dict[str, Any]) -> None:
-    """The deployments side by side; for the paper's own scenario, the paper's cell and our relative error beside each figure."""
+    """The deployments side by side; for the paper's scenario, its cell and our relative error beside each figure."""
     deployments = result["deployments"]
     paper = result.get("paper", {})
-    table = Table(title=f"{result['scenario']}: closed form, {'mean length into T_prefill (the paper)' if result['form'] == 'mean' else 'expectations'}")
+    form = "mean length into T_prefill (the paper)" if result["form"] == "mean" else "expectations"
+    table = Table(title=f"{result['scenario']}: closed form, {form}")
     table.add_column("")
     for one in deployments:
         table.add_column(one["name"], justify="right")
@@ -50,7 +51,9 @@ def show_plan(result: dict[str, Any]) -> None:
             cells.append(_cell(flat[key], form, key, paper.get("deployments", {}).get(one["name"], {}).get(key)))
         table.add_row(title, *cells)
     out.print(table)
-    expectation = ", ".join(f"{one['name']} {one['lambda_max_rps']:.3f}" for one in result["expectation"]["deployments"])
+    expectation = ", ".join(
+        f"{one['name']} {one['lambda_max_rps']:.3f}" for one in result["expectation"]["deployments"]
+    )
     out.print(f"Lambda_max with expectations instead of mean lengths: {expectation}")
     extended = {name: share for name, share in result["lengths"]["extended_fraction"].items() if share}
     if extended:
@@ -61,9 +64,10 @@ def show_plan(result: dict[str, Any]) -> None:
 def _cell(value: Any, form: str, key: str, paper: dict[str, Any] | None) -> str:
     scale = 1e-9 if key == "egress_bps" else 1
     text = "-" if value is None else form.format(value * scale if scale != 1 else value)
-    if not paper or paper.get("paper") is None or paper.get("error") is None:
+    if not paper or paper.get("paper") is None or paper.get("relative_error") is None:
         return text
-    return f"{text}  (paper {form.format(paper['paper'] * scale if scale != 1 else paper['paper'])}, {paper['error']:+.1%})"
+    theirs = form.format(paper["paper"] * scale if scale != 1 else paper["paper"])
+    return f"{text}  (paper {theirs}, {paper['relative_error']:+.1%})"
 
 
 class LoadProgress:
@@ -75,7 +79,9 @@ class LoadProgress:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} requests, {task.fields[failed]} failed, {task.fields[left]}"),
+            TextColumn(
+                "{task.completed:.0f}/{task.total:.0f} requests, {task.fields[failed]} failed, {task.fields[left]}"
+            ),
             console=err,
             disable=not err.is_terminal,
         )
@@ -96,7 +102,10 @@ class LoadProgress:
             err.print(f"workload: {note}")
         for reason, count in trace.dropped.items():
             err.print(f"workload: {count} rows left out: {reason}")
-        err.print(f"load: {total} requests at {rate_rps:.3f} a model second; about {expected_s:.0f} s of wall time and what is then still under way")
+        err.print(
+            f"load: {total} requests at {rate_rps:.3f} a model second; about {expected_s:.0f} s of wall time "
+            "and what is then still under way"
+        )
         self._task = self._bar.add_task("load", total=total, failed=0, left="")
 
     def update(self, progress: dict[str, Any]) -> None:
@@ -107,12 +116,16 @@ class LoadProgress:
         self._bar.update(self._task, completed=progress["done"], failed=progress["failed"], left=left)
         if not err.is_terminal and now - self._said >= self.LINE_S:
             self._said = now
-            err.print(f"load: {progress['done']}/{progress['total']} requests done, {progress['failed']} failed, {left}")
+            err.print(
+                f"load: {progress['done']}/{progress['total']} requests done, {progress['failed']} failed, {left}"
+            )
 
 
 def show_summary(summary: dict[str, Any]) -> None:
     """A load's report, as `make testbed` ends with it."""
-    table = Table(title=f"{summary['scenario']}: {summary['deployment']} under {summary['policy']}, on the wire (model seconds)")
+    table = Table(
+        title=f"{summary['scenario']}: {summary['deployment']} under {summary['policy']}, on the wire (model seconds)"
+    )
     for column in ("", "mean", "p50", "p90", "p99"):
         table.add_column(column, justify="left" if not column else "right")
     split, by_route = summary["ttft_split_s"], summary["ttft_by_route_s"]
@@ -129,7 +142,8 @@ def show_summary(summary: dict[str, Any]) -> None:
     expected, link, requests, meter = summary["closed_form"], summary["link"], summary["requests"], summary["meter"]
     out.print(
         f"throughput {summary['throughput_rps']:.3f} req/s of {summary['offered_rps']:.3f} offered "
-        f"({expected['load_fraction']:.0%} of Lambda_max {expected['lambda_max_rps']:.3f}), goodput {summary['goodput_rps']:.3f} req/s"
+        f"({expected['load_fraction']:.0%} of Lambda_max {expected['lambda_max_rps']:.3f}), "
+        f"goodput {summary['goodput_rps']:.3f} req/s"
     )
     out.print(
         f"egress {summary['egress_bps'] / 1e9:.2f} Gbps (closed form {expected['egress_bps'] / 1e9:.2f}), offloaded "
@@ -142,13 +156,24 @@ def show_summary(summary: dict[str, Any]) -> None:
         f"{link['direct_packets']} packets unshaped, {link['retransmits']} retransmits"
     )
     cpu = "" if meter["cpu_mean"] is None else f"; CPU {meter['cpu_mean']:.0%} mean, {meter['cpu_max']:.0%} at most"
-    late = [("client", meter["client_late_p99_s"]), ("workers", meter["timer_late_p99_s"]), ("gateway", meter["gateway_late_p99_s"])]
-    out.print("lateness p99, wall ms: " + ", ".join(f"{name} {value * 1e3:.1f}" for name, value in late if value is not None) + cpu)
+    late = [
+        ("client", meter["client_late_p99_s"]),
+        ("workers", meter["timer_late_p99_s"]),
+        ("gateway", meter["gateway_late_p99_s"]),
+    ]
+    out.print(
+        "lateness p99, wall ms: "
+        + ", ".join(f"{name} {value * 1e3:.1f}" for name, value in late if value is not None)
+        + cpu
+    )
     for kind, count in summary["policy_errors"].items():
-        out.print(f"the policy failed {count} times: {kind} (contained; see requests.csv, policy_error)", style="yellow")
+        out.print(
+            f"the policy failed {count} times: {kind} (contained; see requests.csv, policy_error)", style="yellow"
+        )
     verdict = summary["verdict"]
     out.print(
-        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] ({requests['completed']} of {requests['scheduled']} requests completed)"
+        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] "
+        f"({requests['completed']} of {requests['scheduled']} requests completed)"
     )
     for reason in verdict["reasons"]:
         out.print(f"  {reason}", markup=False)
@@ -165,21 +190,31 @@ def _or_dash(value: float | None, form: str) -> str:
 def show_status(result: dict[str, Any]) -> None:
     """Processes and, from the gateway, nodes and the present session."""
     if not result.get("up"):
-        out.print("no testbed is up" + ("; what is left of one: prfaas down removes it" if result.get("stale") else "; start one: prfaas up"))
+        out.print(
+            "no testbed is up"
+            + ("; what is left of one: prfaas down removes it" if result.get("stale") else "; start one: prfaas up")
+        )
         return
     gateway = result.get("gateway")
-    out.print(f"{result.get('scenario', '?')} at http://127.0.0.1:{result['port']}, up since {result.get('started_at', '?')}")
+    out.print(
+        f"{result.get('scenario', '?')} at http://127.0.0.1:{result['port']}, up since {result.get('started_at', '?')}"
+    )
     nodes = {one["name"]: one for one in gateway["nodes"]} if gateway else {}
     table = Table()
     for column in ("process", "site", "pid", "state", "role", "queued", "decoding", "told, s ago"):
         table.add_column(column)
     for one in result.get("supervisor", {}).get("processes", ()):
         node = nodes.get(one["name"], {})
-        state = one["state"] if one["state"] == "running" else f"dead ({one.get('signal') or 'exit ' + str(one.get('exit_code'))})"
+        state = (
+            one["state"]
+            if one["state"] == "running"
+            else f"dead ({one.get('signal') or 'exit ' + str(one.get('exit_code'))})"
+        )
         told = node.get("told_age_s")
         table.add_row(
-            one["name"], one["site"] or "", str(one.get("host_pid", one["pid"])), state, node.get("role", one.get("role", "")),
-            str(node.get("queued_requests", "")), str(node.get("decoding_requests", "")), "" if told is None else f"{told:.1f}",
+            one["name"], one["site"] or "", str(one.get("host_pid", one["pid"])), state,
+            node.get("role", one.get("role", "")), str(node.get("queued_requests", "")),
+            str(node.get("decoding_requests", "")), "" if told is None else f"{told:.1f}",
             style=None if one["state"] == "running" else "red",
         )  # fmt: skip
     out.print(table)
@@ -188,7 +223,10 @@ def show_status(result: dict[str, Any]) -> None:
         return
     session = gateway["session"]
     ended = ", ".join(f"{count} {status}" for status, count in session["ended"].items()) or "none ended"
-    out.print(f"policy {gateway['policy']}, session {session['id']}: {session['arrived']} requests, {session['in_flight']} under way, {ended}")
+    out.print(
+        f"policy {gateway['policy']}, session {session['id']}: {session['arrived']} requests, "
+        f"{session['in_flight']} under way, {ended}"
+    )
 
 
 def show_checks(checks: Sequence[Check]) -> None:
@@ -207,9 +245,10 @@ def show_link(result: dict[str, Any]) -> None:
     for direction, one in result.items():
         counters = one["counters"]
         out.print(
-            f"{direction}: {one['rate_bps'] / 1e9:g} Gbps ({one['wall']['rate_bps'] / 1e6:g} Mbit/s on the wire, TCP gets "
-            f"{one['wall']['expected_goodput_bps'] / 1e6:.1f}); sent {counters['kv']['sent_bytes']:,} bytes, "
-            f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, {counters['direct_packets']} packets unshaped"
+            f"{direction}: {one['rate_bps'] / 1e9:g} Gbps ({one['wall']['rate_bps'] / 1e6:g} Mbit/s on the wire, "
+            f"TCP gets {one['wall']['expected_goodput_bps'] / 1e6:.1f}); sent {counters['kv']['sent_bytes']:,} bytes, "
+            f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, "
+            f"{counters['direct_packets']} packets unshaped"
         )
 
 
@@ -227,7 +266,11 @@ def show_verified(result: dict[str, Any]) -> None:
             style=None if one["ok"] else "red",
         )
     out.print(table)
-    out.print("the link carries what was asked" if result["ok"] else f"the link does NOT carry what was asked (tolerance {result['tolerance']:.0%})")
+    out.print(
+        "the link carries what was asked"
+        if result["ok"]
+        else f"the link does NOT carry what was asked (tolerance {result['tolerance']:.0%})"
+    )
 
 
 def show_trace(result: dict[str, Any]) -> None:
@@ -240,7 +283,9 @@ def show_trace(result: dict[str, Any]) -> None:
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+        return [
+            pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+        ]
     if isinstance(value, list):
         return [(prefix, item) for item in value] or [(prefix, "none")]
     return [(prefix, value)]

@@ -1,4 +1,4 @@
-"""`provenance.json`: what a result depends on besides the scenario, so that it can be repeated or refused for comparison."""
+"""`provenance.json`: what a result depends on besides the scenario, so that it can be repeated, or not compared."""
 
 from __future__ import annotations
 
@@ -78,4 +78,6 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,6 +1,7 @@
-"""The columns of the result tables: what the gateway writes of every request, and what `requests.csv` and `timeline.csv` hold.
+"""The columns of the result tables: the gateway's own of every request, `requests.csv`, `timeline.csv`.
 
-They are stable: a column is added at the end or not at all. Times are model seconds since the load's t = 0 unless a name ends in `_ns`.
+They are stable: a column is added at the end or not at all. Times are model seconds since the load's t = 0 unless a
+name ends in `_ns`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ GATEWAY_COLUMNS: Final = (
 )
 
 PARTS: Final = ("client", "queue", "prefill", "transfer", "admission", "return")
-"""The parts of a TTFT, in order; they add up to it exactly. client: t_sched to arrival at control. queue: to the start of the prefill
-(routing, retries, the way to the worker and waiting there). prefill. transfer: exposed, from prefill end to the last KV byte landed. admission:
-to a decode slot. return: the first token's way to the client."""
+"""The parts of a TTFT, in order; they add up to it exactly. client: t_sched to arrival at control. queue: to the start
+of the prefill (routing, retries, the way to the worker and waiting there). prefill. transfer: exposed, from prefill end
+to the last KV byte landed. admission: to a decode slot. return: the first token's way to the client."""
 
 REQUEST_COLUMNS: Final = (
     *GATEWAY_COLUMNS,

@@ -20,11 +20,20 @@ def request_table(
 ) -> pd.DataFrame:
     """One row a request, columns REQUEST_COLUMNS, model seconds from t = 0, in the order of their schedule.
 
-    A request the client scheduled and the gateway never saw has a row too (status failed, the client's error). Without client rows the
-    schedule is the arrival, and a TTFT ends where the first token left the decode node.
+    A request the client scheduled and the gateway never saw has a row too (status failed, the client's error). Without
+    client rows the schedule is the arrival, and a TTFT ends where the first token left the decode node.
     """
     gateway = pd.read_csv(gateway_rows, dtype={"request_id": str}, keep_default_na=True)
-    for column in ("error", "error_message", "policy_error", "reason", "prefill_site", "prefill_node", "decode_node", "status"):
+    for column in (
+        "error",
+        "error_message",
+        "policy_error",
+        "reason",
+        "prefill_site",
+        "prefill_node",
+        "decode_node",
+        "status",
+    ):
         gateway[column] = gateway[column].fillna("").astype(str)
     if client_rows is None:
         table = gateway.copy()
@@ -38,7 +47,15 @@ def request_table(
         for stamp in _CLIENT_STAMPS:
             client[f"{stamp}_s"] = (client[f"t_{stamp}_ns"] - t0_ns) * 1e-9 * time_scale
         client["client_error"] = client["error"].fillna("").astype(str)
-        client = client[["request_id", *(f"{stamp}_s" for stamp in _CLIENT_STAMPS), "client_error", "input_tokens", "output_tokens_asked"]]
+        client = client[
+            [
+                "request_id",
+                *(f"{stamp}_s" for stamp in _CLIENT_STAMPS),
+                "client_error",
+                "input_tokens",
+                "output_tokens_asked",
+            ]
+        ]
         table = client.merge(gateway, on="request_id", how="left", suffixes=("_client", ""))
         unseen = table["status"].isna()
         for column in ("input_tokens", "output_tokens_asked"):
@@ -62,7 +79,7 @@ def request_table(
 def timeline_table(
     counters: Path, *, t0_ns: int, end_ns: int, time_scale: float, byte_scale: float
 ) -> pd.DataFrame:
-    """The link's counters between t = 0 and the end, columns TIMELINE_COLUMNS; rates in model bits/s, backlog in model bytes."""
+    """The link's counters from t = 0 to the end, TIMELINE_COLUMNS; rates in model bits/s, backlog in model bytes."""
     samples = pd.read_csv(counters)
     samples = samples[(samples["t_ns"] >= t0_ns - 10**9) & (samples["t_ns"] <= end_ns + 10**9)]
     parts = []

@@ -13,7 +13,12 @@ from testbed.scenario import Scenario
 
 
 def write_results(
-    out: Path, scenario: Scenario, summary: dict[str, Any], requests: pd.DataFrame, timeline: pd.DataFrame, facts: dict[str, Any]
+    out: Path,
+    scenario: Scenario,
+    summary: dict[str, Any],
+    requests: pd.DataFrame,
+    timeline: pd.DataFrame,
+    facts: dict[str, Any],
 ) -> None:
     """Write scenario.yaml, provenance.json, requests.csv, timeline.csv, summary.json and report.md into `out`."""
     out.mkdir(parents=True, exist_ok=True)
@@ -28,10 +33,12 @@ def write_results(
 def markdown(summary: dict[str, Any]) -> str:
     """The summary as a short Markdown report, verdict first."""
     verdict, requests, link = summary["verdict"], summary["requests"], summary["link"]
+    expected, threshold = summary["closed_form"], summary["scheduler"]["threshold_tokens"]
     lines = [
         f"# {summary['scenario']}: {summary['deployment']} under `{summary['policy']}`",
         "",
-        f"**{verdict['status'].upper()}**" + ("" if verdict["reasons"] else ": every request completed, and the measurement can be believed."),
+        f"**{verdict['status'].upper()}**"
+        + ("" if verdict["reasons"] else ": every request completed, and the measurement can be believed."),
         *(f"- {reason}" for reason in verdict["reasons"]),
         "",
         "| | mean | p50 | p90 | p99 |",
@@ -45,13 +52,15 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
         "| | measured | closed form |",
         "|---|---|---|",
-        f"| requests | {requests['scheduled']} scheduled, {requests['completed']} completed, {requests['failed']} failed | |",
-        f"| offered, requests/s | {_number(summary['offered_rps'])} | {_number(summary['closed_form']['offered_rps'])} |",
-        f"| throughput, requests/s | {_number(summary['throughput_rps'])} | at most {_number(summary['closed_form']['lambda_max_rps'])} |",
+        f"| requests | {requests['scheduled']} scheduled, {requests['completed']} completed, "
+        f"{requests['failed']} failed | |",
+        f"| offered, requests/s | {_number(summary['offered_rps'])} | {_number(expected['offered_rps'])} |",
+        f"| throughput, requests/s | {_number(summary['throughput_rps'])} "
+        f"| at most {_number(expected['lambda_max_rps'])} |",
         f"| goodput, requests/s | {_number(summary['goodput_rps'])} | |",
-        f"| offloaded | {_percent(summary['offload_fraction'])} | {_percent(summary['closed_form']['offload_fraction'])} |",
-        f"| egress, Gbps | {_gbps(summary['egress_bps'])} | {_gbps(summary['closed_form']['egress_bps'])} |",
-        f"| threshold, tokens | {_number(summary['scheduler']['threshold_tokens'], 0)} | {_number(summary['closed_form']['threshold_tokens'], 0)} |",
+        f"| offloaded | {_percent(summary['offload_fraction'])} | {_percent(expected['offload_fraction'])} |",
+        f"| egress, Gbps | {_gbps(summary['egress_bps'])} | {_gbps(expected['egress_bps'])} |",
+        f"| threshold, tokens | {_number(threshold, 0)} | {_number(expected['threshold_tokens'], 0)} |",
         "",
         f"Bytes on the wire: {link['wan_tx_bytes']:,} for {link['kv_bytes']:,} of KV"
         + (f" ({link['framing']:+.1%})" if link["framing"] is not None else "")
@@ -80,10 +89,14 @@ def _gbps(value: float | None) -> str:
 
 
 def _meter(meter: dict[str, Any]) -> str:
-    late = [("client", meter["client_late_p99_s"]), ("worker timers", meter["timer_late_p99_s"]), ("gateway loop", meter["gateway_late_p99_s"])]
+    late = [
+        ("client", meter["client_late_p99_s"]),
+        ("worker timers", meter["timer_late_p99_s"]),
+        ("gateway loop", meter["gateway_late_p99_s"]),
+    ]
     words = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in late if value is not None)
     cpu = "" if meter["cpu_mean"] is None else f"; CPU {meter['cpu_mean']:.0%} mean, {meter['cpu_max']:.0%} at most"
     return (
-        f"The meter, wall time: lateness p99 of {words} (bound {meter['late_bound_s'] * 1e3:g} ms; one ms of wall time is "
-        f"{meter['time_scale'] / 1e3:g} s of model time){cpu}."
+        f"The meter, wall time: lateness p99 of {words} (bound {meter['late_bound_s'] * 1e3:g} ms; one ms of wall "
+        f"time is {meter['time_scale'] / 1e3:g} s of model time){cpu}."
     )
