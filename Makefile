@@ -1,0 +1,42 @@
+# The commands of the README. Everything runs from a virtual environment of its own, .venv; nothing on the host is changed by a testbed.
+PYTHON ?= python3
+SCENARIO ?= smoke
+PORT ?= 8000
+ARGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test testbed load down test lint
+
+help:
+	@echo "make testbed   set up, start SCENARIO=$(SCENARIO), replay its load over the shaped link, report, and leave it up"
+	@echo "make load      another load on the testbed that is up       (ARGS='--load-fraction 0.8')"
+	@echo "make down      stop it and remove everything of it"
+	@echo "make test      set up with all test dependencies, and run the tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make setup     only the virtual environment"
+
+# The stamps hold what was installed, so a second call finds the first.
+.venv/.core: pyproject.toml
+	@./setup.sh core "$(PYTHON)"
+.venv/.test: pyproject.toml
+	@./setup.sh test "$(PYTHON)"
+
+setup: .venv/.core
+setup-test: .venv/.test
+
+testbed: setup
+	@$(BIN)/prfaas run $(SCENARIO) --keep --port $(PORT) $(ARGS)
+
+load: setup
+	@$(BIN)/prfaas load $(ARGS)
+
+down: setup
+	@$(BIN)/prfaas down
+
+test: setup-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy

@@ -1,0 +1,98 @@
+"""Collects finished requests of a run in virtual time as plain arrays: a million of them fit in little memory, and become a table at the end."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from testbed.control import Record
+from testbed.report.rows import PARTS, REQUEST_COLUMNS
+
+_TIMES: Final = ("arrive_s", "route_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "finished_s", "threshold_tokens")
+_COUNTS: Final = ("input_tokens", "cached_tokens", "output_tokens_asked", "output_tokens", "attempts", "kv_bytes")
+_WORDS: Final = ("status", "error", "error_message", "policy_error", "prefill_site", "prefill_node", "decode_node", "reason")
+
+
+class Collector:
+    """Call it with each record as it ends; `table()` is then the request table, columns REQUEST_COLUMNS, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._counts = array("q")
+        self._codes = array("H")
+        self._words: dict[str, int] = {}
+        self._ids: list[str] = []
+
+    def __call__(self, record: Record) -> None:
+        self._times.extend(
+            (
+                record.arrive_s,
+                record.route_s,
+                record.prefill_start_s,
+                record.prefill_end_s,
+                record.landed_s,
+                record.admitted_s,
+                record.finished_s,
+                record.threshold_tokens,
+            )
+        )
+        self._counts.extend(
+            (
+                record.input_tokens,
+                record.cached_tokens,
+                record.output_tokens_asked,
+                record.output_tokens,
+                record.attempts,
+                record.kv_bytes,
+            )
+        )
+        words = self._words
+        for word in (
+            record.status,
+            record.error,
+            record.error_message,
+            record.policy_error,
+            record.prefill_site,
+            record.prefill_node,
+            record.decode_node,
+            record.reason,
+        ):
+            code = words.get(word)
+            if code is None:
+                code = words[word] = len(words)
+            self._codes.append(code)
+        self._ids.append(record.request_id)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def table(self, *, warmup_s: float, duration_s: float) -> pd.DataFrame:
+        """One row a request. In virtual time the client is a perfect one: it sends on schedule, and tokens reach it at once."""
+        times = np.frombuffer(self._times, dtype=np.float64).reshape(-1, len(_TIMES))
+        counts = np.frombuffer(self._counts, dtype=np.int64).reshape(-1, len(_COUNTS))
+        codes = np.frombuffer(self._codes, dtype=np.uint16).reshape(-1, len(_WORDS))
+        order = np.lexsort((np.arange(len(times)), times[:, 0]))
+        columns: dict[str, object] = {"request_id": np.asarray(self._ids, dtype=object)[order]}
+        columns |= {name: times[order, i] for i, name in enumerate(_TIMES)}
+        columns |= {name: counts[order, i] for i, name in enumerate(_COUNTS)}
+        names = list(self._words)
+        columns |= {name: pd.Categorical.from_codes(codes[order, i].astype(np.int32), names) for i, name in enumerate(_WORDS)}
+        table = pd.DataFrame(columns)
+        ok = (table["status"] == "ok").to_numpy()
+        table["sched_s"] = table["send_s"] = table["arrive_s"]
+        table["headers_s"] = table["first_token_s"] = table["admitted_s"]
+        table["last_token_s"] = table["done_s"] = table["finished_s"]
+        table["client_error"] = ""
+        table["late_s"] = 0.0
+        table["ttft_s"] = table["first_token_s"] - table["sched_s"]
+        steps = (table["output_tokens"] - 1).where(table["output_tokens"] > 1)
+        table["tpot_s"] = (table["last_token_s"] - table["first_token_s"]) / steps
+        table["e2e_s"] = (table["done_s"] - table["sched_s"]).where(ok)
+        stamps = ["sched_s", "arrive_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "first_token_s"]
+        for part, start, end in zip(PARTS, stamps, stamps[1:], strict=False):
+            table[f"ttft_{part}_s"] = table[end] - table[start]
+        table["in_window"] = (table["sched_s"] >= warmup_s) & (table["sched_s"] < duration_s)
+        return table[list(REQUEST_COLUMNS)]
