@@ -1,11 +1,13 @@
 """The link in virtual time: one direction, shared max-min among sender-receiver pairs, as fluid.
 
-A pair is a first-in-first-out queue of transfers. A transfer's bytes come into being while it is computed: piece by piece on the wire, here at
-the pieces' mean rate, one piece late, and with the last piece as a jump at the end (that piece is what layer-wise pipelining cannot hide). A pair
-with bytes waiting takes what it is given; one that has caught up takes no more than it produces. Rates are re-shared whenever a transfer starts,
-ends, catches up or runs dry, or the link steps; between these nothing happens, so the cost does not depend on bytes or pieces.
+A pair is a first-in-first-out queue of transfers. A transfer's bytes come into being while it is computed: piece by
+piece on the wire, here at the pieces' mean rate, one piece late, and with the last piece as a jump at the end (that
+piece is what layer-wise pipelining cannot hide). A pair with bytes waiting takes what it is given; one that has
+caught up takes no more than it produces. Rates are re-shared whenever a transfer starts, ends, catches up or runs
+dry, or the link steps; between these nothing happens, so the cost does not depend on bytes or pieces.
 
-Pure: `handle`-like calls with a time, `next_s()` for the next thing that happens by itself. Units are the caller's own, consistently: seconds, bytes, bits/s.
+Pure: `handle`-like calls with a time, `next_s()` for the next thing that happens by itself. Units are the caller's
+own, consistently: seconds, bytes, bits/s.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ TCP_EFFICIENCY: Final = 1448 / 1514  # payload a byte on the wire at MTU 1500 (n
 _EPSILON: Final = 1e-6  # bytes: less than this waiting is nothing
 _INFINITY: Final = float("inf")
 
-# What happens next to a pair. Its fluid is then set to exactly what the event says, so that rounding never leaves a rest behind.
+# What happens next to a pair. Its fluid is then set to exactly what the event says, so that rounding never leaves a
+# rest behind.
 _SOURCE, _SENT, _CAUGHT_UP = "the source changes", "the head is sent", "sending has caught up with the source"
 
 
@@ -56,7 +59,8 @@ class _Pair:
 class FluidLink:
     """One direction of the link. `capacity_bps` is the shaped rate; TCP payload gets `efficiency` of it.
 
-    per_flow_bps: cap of one pair, None for none (a pair of k capped connections is capped at k times one's cap: the caller's sum).
+    per_flow_bps: cap of one pair, None for none (a pair of k capped connections is capped at k times one's cap: the
+    caller's sum).
     delay_s: one way, added to every landing. The counters are cumulative: produced_bytes, delivered_bytes (payload).
     """
 
@@ -81,9 +85,18 @@ class FluidLink:
 
     # what the outside says
     def transmit(
-        self, now_s: float, sender: str, receiver: str, token: int, size: float, pieces: int, start_s: float, end_s: float
+        self,
+        now_s: float,
+        sender: str,
+        receiver: str,
+        token: int,
+        size: float,
+        pieces: int,
+        start_s: float,
+        end_s: float,
     ) -> None:
-        """A granted transfer of `size` bytes, of which piece i (from 0) exists from start_s + (i + 1) / pieces x (end_s - start_s)."""
+        """A granted transfer of `size` bytes; piece i, from 0, exists from start_s + (i + 1) / pieces x (end_s - start_s).
+        """
         self._advance(now_s)
         key = (sender, receiver)
         pair = self._pairs.get(key)
@@ -159,18 +172,16 @@ class FluidLink:
                 pair.produced = transfer.mark
                 pair.producing = None
                 continue
-            piece_s = (transfer.end_s - transfer.start_s) / transfer.pieces
-            first_s = transfer.start_s + piece_s
             pair.producing = transfer
-            if transfer.pieces == 1:
-                pair.source, pair.stops_s = 0.0, transfer.end_s
-            elif now_s < first_s:
+            length_s = transfer.end_s - transfer.start_s
+            first_s = transfer.start_s + length_s / transfer.pieces
+            if now_s < first_s:
                 pair.source, pair.stops_s = 0.0, first_s
-            else:
-                rate = transfer.size / (transfer.end_s - transfer.start_s)
-                begun = transfer.mark - transfer.size
-                pair.produced = max(pair.produced, begun + (now_s - first_s) * rate)
-                pair.source, pair.stops_s = rate, transfer.end_s
+                return
+            rate = transfer.size / length_s
+            pair.produced = max(pair.produced, transfer.mark - transfer.size + (now_s - first_s) * rate)
+            pair.source = rate
+            pair.stops_s = transfer.end_s
             return
 
     def _remove(self, now_s: float, pair: _Pair, transfer: _Transfer) -> None:
@@ -229,27 +240,24 @@ class FluidLink:
 
     def _share(self, now_s: float) -> None:
         """Max-min fair rates for all pairs, then the time of the next event under them."""
-        left = self._capacity
-        wants: list[tuple[float, _Pair]] = []
-        for pair in self._active.values():
-            waiting = pair.produced - pair.sent > _EPSILON
-            want = self._cap if waiting else min(pair.source, self._cap)
-            if want > 0:
-                wants.append((want, pair))
+        left, largest = self._capacity, 0.0
+        waiting = []
+        active = self._active.values()
+        for pair in active:
+            if pair.produced - pair.sent > _EPSILON:
+                waiting.append(pair)
             else:
-                pair.rate = 0.0
-        total = sum(want for want, _ in wants)
-        if total <= left:
-            for want, pair in wants:
-                pair.rate = want
+                pair.rate = pair.source
+                left -= pair.source
+                if pair.source > largest:
+                    largest = pair.source
+        share = left / len(waiting) if waiting else left
+        if largest <= self._cap and (largest <= share if waiting else left >= 0):
+            share = min(share, self._cap)
+            for pair in waiting:
+                pair.rate = share
         else:
-            wants.sort(key=_by_want)
-            count = len(wants)
-            for want, pair in wants:
-                share = left / count
-                pair.rate = want if want < share else share
-                left -= pair.rate
-                count -= 1
+            self._fill(active, waiting)
         next_s = _INFINITY
         for pair in self._active.values():
             self._foresee(pair)
@@ -257,9 +265,20 @@ class FluidLink:
                 next_s = pair.due_s
         self._next_s = next_s
 
+    def _fill(self, active: Iterable[_Pair], waiting: list[_Pair]) -> None:
+        """Max-min where not every pair that has caught up gets what it produces: water-filling, smallest want first."""
+        wants = sorted(
+            ((self._cap if pair in waiting else min(pair.source, self._cap)), i, pair) for i, pair in enumerate(active)
+        )
+        left, count = self._capacity, len(wants)
+        for want, _, pair in wants:
+            pair.rate = min(want, left / count)
+            left -= pair.rate
+            count -= 1
+
     @staticmethod
     def _foresee(pair: _Pair) -> None:
-        """What happens next to a pair, and when: its source changes, its head is sent, or it catches up with its source."""
+        """What happens next to a pair, and when: its source changes, its head is sent, or it catches up."""
         pair.due_s, pair.event = pair.stops_s, _SOURCE
         rate = pair.rate
         if rate <= 0:
@@ -276,12 +295,8 @@ class FluidLink:
             pair.due_s, pair.event = due_s, event
 
 
-def _by_want(item: tuple[float, _Pair]) -> float:
-    return item[0]
-
-
 def integral_bits(steps: Iterable[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Bits that a link of the given (time, rate) steps can carry between two times: the bound delivered bytes must keep."""
+    """Bits that a link of the given (time, rate) steps can carry between two times: the bound on what is delivered."""
     total, rate, at_s = 0.0, 0.0, start_s
     for step_s, step_bps in steps:
         if step_s > at_s:
