@@ -19,6 +19,7 @@ import msgspec
 from emulator.messages import AnyMessage, Hello, decode, encode
 
 MAX_FRAME_BYTES: Final = 1 << 20
+_CONNECT_S: Final = 5.0  # wall seconds a dial may take: in an outage the kernel's own retries come to lie far apart
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -80,7 +81,7 @@ class Channel(asyncio.Protocol):
                 return
             if self._known:
                 self._on_message(self, message)
-            elif isinstance(message, Hello) and hmac.compare_digest(message.secret, self._secret):
+            elif isinstance(message, Hello) and hmac.compare_digest(message.secret.encode(), self._secret.encode()):
                 self._known = True
                 self.peer = message.node
                 self._on_message(self, message)
@@ -141,14 +142,13 @@ class Dialler:
         while True:
             channel = Channel(self._on_message, self._closed, secret=self._hello.secret, hello=self._hello, peer=self.peer)
             self._lost.clear()
-            try:
-                await loop.create_connection(lambda channel=channel: channel, *self._address)  # type: ignore[misc]
-            except OSError:
-                await asyncio.sleep(self._retry_s)
-                continue
-            self.channel = channel
-            self._on_up(channel)
-            await self._lost.wait()
+            with contextlib.suppress(OSError):  # TimeoutError is one
+                async with asyncio.timeout(_CONNECT_S):
+                    await loop.create_connection(lambda channel=channel: channel, *self._address)  # type: ignore[misc]
+            if channel.is_open:  # it may have been lost before this task came to know of it
+                self.channel = channel
+                self._on_up(channel)
+                await self._lost.wait()
             await asyncio.sleep(self._retry_s)
 
     def _closed(self, channel: Channel, reason: str) -> None:

@@ -275,7 +275,7 @@ class DecodeInstance:
             Announce: self._on_announce,
             Landed: self._on_landed,
             Damaged: self._on_damaged,
-            Abort: self._on_abort,
+            Abort: self._on_cancel,
             Cancel: self._on_cancel,
             PeerLost: self._on_peer_lost,
         }
@@ -395,12 +395,9 @@ class DecodeInstance:
         out.append((CONTROL, AttemptFailed(*transfer.key, damaged.reason)))
         self._grant(out)
 
-    def _on_abort(self, now_s: float, abort: Abort, out: list[Out]) -> None:
-        self._give_up((abort.request_id, abort.attempt), out)
-        self._grant(out)
-
-    def _on_cancel(self, now_s: float, cancel: Cancel, out: list[Out]) -> None:
-        key = (cancel.request_id, cancel.attempt)
+    def _on_cancel(self, now_s: float, over: Cancel | Abort, out: list[Out]) -> None:
+        # A Cancel may overtake the Announce, and the sender's Abort cross the landing of its KV: both end every stage.
+        key = (over.request_id, over.attempt)
         if key in self._decoding:
             del self._decoding[key]
             self._free_slots += 1

@@ -1,14 +1,17 @@
-"""A request's life, as a pure machine: what happens to every request between its arrival and its last token, and who is told what.
+"""A request's life, as a pure machine: what happens to it between its arrival and its last token, and who is told.
 
-`handle(now_s, event)` takes what the outside says (a request arrived, a node came or went, a worker's message) and returns commands for it
-(a message to a node, an answer for a client). It calls the policy, keeps the `SystemView` the policy reads, retries what may be retried, and frees
-everything of a request however it ends. `gateway.py` carries its events and commands on the wire, virtual time in a heap; neither decides.
+`handle(now_s, event)` takes what the outside says (a request arrived, a node came or went, a worker's message) and
+returns commands for it (a message to a node, an answer for a client). It calls the policy, keeps the `SystemView` the
+policy reads, retries what may be retried, and frees everything of a request however it ends. `gateway.py` carries its
+events and commands on the wire, virtual time in a heap; neither decides.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Final
 
 import msgspec
@@ -63,9 +66,10 @@ Event = Arrive | ClientGone | NodeUp | NodeLost | Prefilled | Admitted | Finishe
 
 
 class Record:
-    """Everything known of one request; one row of the results when it ends. Times are model seconds, nan where there is none.
+    """Everything known of one request; one row of the results when it ends. Times: model seconds, nan for none.
 
-    status: ok | failed | aborted (its client left). error: a short kind. policy_error: how the policy failed, when a fallback decided.
+    status: ok | failed | aborted (its client left). error: a short kind. policy_error: how the policy failed, when a
+    fallback decided.
     """
 
     __slots__ = (
@@ -116,7 +120,12 @@ class Record:
         self.landed_s = self.admitted_s = self.finished_s = nan
         self.prefill_cost_s = 0.0
         self.placed = False  # counted at its nodes
-        self.prefilled = False
+        self.prefilled = False  # no longer counted at its prefill node
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it has a decode slot, and tokens of its answer may have been sent."""
+        return self.admitted_s == self.admitted_s
 
 
 class Completed(msgspec.Struct, frozen=True):
@@ -158,7 +167,8 @@ class Control:
     """The life of every request of one load.
 
     fleet: the instances. cost: T_prefill(l) at each site. policy: started already.
-    fallback: decides when the policy fails. max_attempts: tries of a request before it fails. ask: how the policy is called.
+    fallback: decides when the policy fails. max_attempts: tries of a request before it fails. ask: how the policy is
+    called.
     """
 
     def __init__(
@@ -182,7 +192,7 @@ class Control:
         self._max_attempts = max_attempts
         self._ask = ask
         self._cost = cost
-        self._landed: dict[str, tuple[float, int]] = {}  # a decode node's last report: when, bytes from the prfaas site
+        self._landed: dict[str, tuple[float, int]] = {}  # a live node's last report: when, bytes from the prfaas site
         self._landing_bps: dict[str, float] = {}
         self._handlers: Mapping[type, Callable[..., None]] = {
             Arrive: self._on_arrive,
@@ -239,7 +249,7 @@ class Control:
         prefill, decode = self._nodes[decision.prefill_node], self._nodes[decision.decode_node]
         record.route_s = now_s
         record.reason = decision.reason
-        record.threshold_tokens = float("nan") if decision.threshold_tokens is None else decision.threshold_tokens
+        record.threshold_tokens = math.nan if decision.threshold_tokens is None else float(decision.threshold_tokens)
         record.prefill_node, record.decode_node, record.prefill_site = prefill.name, decode.name, prefill.site
         record.placed, record.prefilled = True, False
         tokens = record.input_tokens - record.cached_tokens
@@ -249,12 +259,17 @@ class Control:
         prefill.queued_s += record.prefill_cost_s
         decode.assigned_requests += 1
         order = Prefill(
-            record.request_id, record.attempts, record.input_tokens, record.cached_tokens, record.output_tokens_asked, decode.name
+            record.request_id,
+            record.attempts,
+            record.input_tokens,
+            record.cached_tokens,
+            record.output_tokens_asked,
+            decode.name,
         )
         out.append((prefill.name, order))
 
     def _decide(self, record: Record, view: RequestView) -> Decision | Reject:
-        """The policy's decision, or, when it raises, is too slow or names a node that cannot take it, the fallback's."""
+        """The policy's decision; the fallback's when it raises, is too slow or names a node that cannot take it."""
         try:
             decision = self._ask(self.policy, view, self.view)
             problem = self._problem(decision)
@@ -274,9 +289,11 @@ class Control:
 
     def _problem(self, decision: object) -> str:
         if isinstance(decision, Reject):
-            return ""
+            return "" if 0 <= decision.retry_after_s < math.inf else f"bad retry_after_s: {decision.retry_after_s!r}"
         if not isinstance(decision, Decision):
             return f"not a decision: {type(decision).__name__}"
+        if not isinstance(decision.threshold_tokens, Real | None):
+            return f"bad threshold_tokens: {decision.threshold_tokens!r}"
         for name, role in ((decision.prefill_node, "prefill"), (decision.decode_node, "decode")):
             node = self._nodes.get(name)
             if node is None:
@@ -297,7 +314,7 @@ class Control:
 
     def _on_admitted(self, now_s: float, event: Admitted, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
-        if record is None:
+        if record is None or record.admitted:
             return
         record.landed_s, record.admitted_s = event.landed_s, event.admitted_s
         self._nodes[record.decode_node].decoding_requests += 1
@@ -312,7 +329,8 @@ class Control:
 
     def _on_attempt_failed(self, now_s: float, event: AttemptFailed, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
-        if record is not None:
+        # Once admitted, its KV is where it belongs: a prefill node that fails the attempt only missed the word of that.
+        if record is not None and not record.admitted:
             self._again(now_s, record, "attempt_failed", event.reason, out)
 
     def _on_client_gone(self, now_s: float, event: ClientGone, out: list[Command]) -> None:
@@ -326,16 +344,26 @@ class Control:
     def _again(self, now_s: float, record: Record, kind: str, why: str, out: list[Command]) -> None:
         """Try a request once more where that is safe: no token of its answer has been sent."""
         self._cancel(record, out)
-        if record.admitted_s == record.admitted_s:
-            self._fail(record, kind, f"{why}; part of the answer had been sent, so the request cannot be tried again", 502, out)
+        if record.admitted:
+            self._fail(
+                record, kind, f"{why}; part of the answer had been sent, so the request cannot be tried again", 502, out
+            )
         elif record.attempts >= self._max_attempts:
             self._fail(record, kind, f"{why}; given up after {record.attempts} attempts", 503, out)
         else:
             self._leave_nodes(record)
+            record.prefill_start_s = record.prefill_end_s = math.nan
+            record.kv_bytes = 0
             self._route(now_s, record, out)
 
     def _fail(
-        self, record: Record, kind: str, message: str, status: int, out: list[Command], retry_after_s: float | None = None
+        self,
+        record: Record,
+        kind: str,
+        message: str,
+        status: int,
+        out: list[Command],
+        retry_after_s: float | None = None,
     ) -> None:
         record.status, record.error, record.error_message = "failed", kind, message
         self._release(record)
@@ -358,7 +386,7 @@ class Control:
             self._leave_prefill(record)
         decode = self._nodes[record.decode_node]
         decode.assigned_requests -= 1
-        if record.admitted_s == record.admitted_s:
+        if record.admitted:
             decode.decoding_requests -= 1
 
     def _leave_prefill(self, record: Record) -> None:
@@ -375,22 +403,35 @@ class Control:
     # the nodes
     def _on_node_up(self, now_s: float, event: NodeUp, out: list[Command]) -> None:
         node = self._nodes[event.node]
+        if node.alive:
+            self._on_node_lost(now_s, NodeLost(event.node, "it began anew"), out)
         node.role = event.role
         node.alive = True
+        node.told_s = -math.inf
+        node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
+        node.rtt_s = 0.0
+        self._landed[event.node] = (now_s, 0)
 
     def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
         node = self._nodes[event.node]
         if not node.alive:
             return
         node.alive = False
+        self._landing_bps.pop(event.node, None)
+        self.view.egress_bps = sum(self._landing_bps.values())
         why = f"node {event.node} was lost ({event.reason})"
         for record in list(self.live.values()):
-            # KV that has left a dead prefill node may have landed whole: its decode node says so if it has not.
-            if record.decode_node == event.node or (record.prefill_node == event.node and not record.prefilled):
+            if record.prefill_node == event.node and record.admitted:
+                if not record.prefilled:
+                    self._leave_prefill(record)
+            elif event.node in (record.prefill_node, record.decode_node):
+                # Its KV may have landed whole, but nobody might ever say so: a second prefill is safe, waiting is not.
                 self._again(now_s, record, "node_lost", why, out)
 
     def _on_telemetry(self, now_s: float, event: Telemetry, out: list[Command]) -> None:
         node = self._nodes[event.node]
+        if not node.alive:
+            return
         node.told_s = event.t_s
         node.outbox_bytes, node.landing_bytes = event.outbox_bytes, event.landing_bytes
         node.unsent_bytes = sum(path.unsent_bytes for path in event.paths)
@@ -400,9 +441,9 @@ class Control:
             self._count_egress(event)
 
     def _count_egress(self, event: Telemetry) -> None:
-        """Egress is counted where it lands: the rate is what the decode nodes' counters gained between their last two reports."""
+        """Egress is counted where it lands: what the decode nodes' counters gained between their last two reports."""
         total = sum(count for sender, count in event.kv_landed_bytes.items() if self._nodes[sender].site == PRFAAS)
-        then_s, before = self._landed.get(event.node, (0.0, 0))
+        then_s, before = self._landed[event.node]
         self._landed[event.node] = (event.t_s, total)
         self.view.egress_bytes += total - before
         if event.t_s > then_s:

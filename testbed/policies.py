@@ -15,7 +15,7 @@ SHIPPED: Final[dict[str, type]] = {"prfaas": Prfaas, "static": Static, "naive": 
 
 
 def load_policy(name: str) -> Policy:
-    """A new policy object. Raises ScenarioError when there is no such policy, or it cannot be imported or constructed."""
+    """A new policy object. Raises ScenarioError when there is none of that name, or it cannot be imported or made."""
     if name in SHIPPED:
         shipped: Policy = SHIPPED[name]()
         return shipped
@@ -23,19 +23,29 @@ def load_policy(name: str) -> Policy:
     if not colon:
         near = difflib.get_close_matches(name, SHIPPED, 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ScenarioError(f"policy {name!r}: {hint}use one of {', '.join(SHIPPED)}, or your own as package.module:Class")
+        raise ScenarioError(
+            f"policy {name!r}: {hint}use one of {', '.join(SHIPPED)}, or your own as package.module:Class"
+        )
     try:
-        made = getattr(importlib.import_module(module_name), class_name)()
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ScenarioError(
-            f"policy {name!r}: {error}; the module must be importable from the folder where you call prfaas, or installed"
+            f"policy {name!r}: {error}; the module must be importable from the folder where you call prfaas, "
+            "or installed"
         ) from None
-    except AttributeError:
-        raise ScenarioError(f"policy {name!r}: module {module_name} has no class {class_name}") from None
+    except Exception as error:
+        raise ScenarioError(f"policy {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
+    make = getattr(module, class_name, None)
+    if make is None:
+        raise ScenarioError(f"policy {name!r}: module {module_name} has no class {class_name!r}")
+    try:
+        made = make()
     except Exception as error:
         raise ScenarioError(f"policy {name!r}: cannot be made: {type(error).__name__}: {error}") from error
     missing = [method for method in ("start", "route") if not callable(getattr(made, method, None))]
     if missing:
-        raise ScenarioError(f"policy {name!r}: has no method {' and no method '.join(missing)}; see testbed.scheduler.api.Policy")
+        raise ScenarioError(
+            f"policy {name!r}: has no method {' and no method '.join(missing)}; see testbed.scheduler.api.Policy"
+        )
     policy: Policy = made
     return policy

@@ -106,11 +106,11 @@ class SystemView:
         self.egress_bytes = 0
 
     def prefill(self, site: Site) -> list[NodeView]:
-        """The live prefill instances of a site, in the order of their names."""
+        """The live prefill instances of a site, in the fleet's order."""
         return [n for n in self.nodes.values() if n.alive and n.role == "prefill" and n.site == site]
 
     def decode(self) -> list[NodeView]:
-        """The live decode instances."""
+        """The live decode instances, in the fleet's order."""
         return [n for n in self.nodes.values() if n.alive and n.role == "decode"]
 
 

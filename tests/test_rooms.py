@@ -1,0 +1,113 @@
+"""The rooms of the house: who may import whom, and which modules are pure. `design/architecture.md` says why."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {
+    "emulator": {"emulator"},
+    "netem": {"netem"},
+    "traces": {"traces"},
+    "testbed": {"testbed", "emulator", "netem", "traces"},
+}
+PURE_PARTS = {  # of the standard library: no clock, no chance, no sockets, no files, no processes
+    "__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
+    "heapq", "itertools", "math", "numbers", "operator", "statistics", "typing",
+}  # fmt: skip
+PURE = {  # modules that decide, and what else they may import
+    "emulator/instance.py": {"emulator.messages"},
+    "emulator/kvcache.py": {"hashlib", "emulator.messages", "emulator.profile"},
+    "emulator/messages.py": {"msgspec"},
+    "netem/fluid.py": {"netem.link", "netem.schedule"},
+    "netem/link.py": {"re"},
+    "netem/schedule.py": {"netem.link"},
+    "testbed/control.py": {"msgspec", "emulator.messages", "testbed.scheduler.api"},
+    "traces/request.py": set(),
+}
+SUBJECT = sorted((ROOT / "testbed/scheduler").glob("*.py"))
+ALL = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    """Every module that a file imports, by its full name: `from a import b` is a.b where that is a module of ours."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            inner = {f"{module}.{alias.name}" for alias in node.names if is_module(f"{module}.{alias.name}")}
+            found |= inner or {module}
+    return frozenset(found)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def top(module: str) -> str:
+    return module.split(".", 1)[0]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", ALL, ids=named)
+def test_a_room_imports_only_the_rooms_below_it(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    assert {top(module) for module in imports(path)} & (set(ROOMS) | {"tests"}) <= ROOMS[room]
+
+
+@pytest.mark.parametrize("path", SUBJECT, ids=named)
+def test_the_scheduler_imports_itself_the_pure_parts_and_numpy(path: Path) -> None:
+    outside = {m for m in imports(path) if m != "testbed.scheduler" and not m.startswith("testbed.scheduler.")}
+    assert {top(module) for module in outside} <= PURE_PARTS | {"numpy"}
+
+
+@pytest.mark.parametrize("name", [name for name in PURE if (ROOT / name).is_file()])
+def test_what_decides_knows_no_clock_no_chance_and_no_socket(name: str) -> None:
+    outside = {m for m in imports(ROOT / name) if top(m) not in PURE_PARTS | {"numpy"}}
+    assert outside <= PURE[name]
+
+
+@pytest.mark.parametrize("path", [*SUBJECT, *(ROOT / name for name in PURE if (ROOT / name).is_file())], ids=named)
+def test_what_is_pure_uses_no_randomness_and_no_files(path: Path) -> None:
+    """What an import does not tell: numpy's generators, and the builtins that do input and output."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            assert not (node.attr == "random" and isinstance(node.value, ast.Name)), f"line {node.lineno}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"open", "print", "input", "exec", "eval", "__import__"}, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "module", ["testbed.scheduler.prfaas", "testbed.scheduler.baselines", "testbed.control", "emulator.instance"]
+)
+def test_what_decides_can_be_imported_without_the_rest(module: str) -> None:
+    """No package's __init__ pulls in the web framework, the event loop, the kernel's or the load's libraries."""
+    heavy = [
+        "aiohttp",
+        "asyncio",
+        "locust",
+        "gevent",
+        "pyroute2",
+        "uvloop",
+        "pydantic",
+        "matplotlib",
+        "pandas",
+        "torch",
+    ]
+    code = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
