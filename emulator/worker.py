@@ -117,10 +117,11 @@ class Worker:
         if config.role == "prefill":
             self._dial_peers()
             await self._all_peers.wait()
-        Path(config.ready_file).write_text(str(os.getpid()))
-        gc.collect()
-        gc.freeze()
-        await self.stopped.wait()
+        if not self.stopped.is_set():
+            Path(config.ready_file).write_text(str(os.getpid()))
+            gc.collect()
+            gc.freeze()
+            await self.stopped.wait()
         server.close()
         self.driver.close()
         if self._telemetry is not None:
@@ -131,6 +132,11 @@ class Worker:
             channel.close("this node is stopping")
         await self.sender.close()
         await self.receiver.close()
+
+    def stop(self) -> None:
+        """Leave, even while decode nodes are still being waited for."""
+        self.stopped.set()
+        self._all_peers.set()
 
     # the machine
     def _new_machine(self) -> None:
@@ -272,17 +278,21 @@ class Worker:
         if self._gateway is None:
             return
         machine = self.machine
-        prefill = isinstance(machine, PrefillInstance)
+        outbox_bytes = landing_bytes = queued_tokens = waiting_grants = 0
+        if isinstance(machine, PrefillInstance):
+            queued_tokens, outbox_bytes = machine.queued_tokens, machine.outbox_used
+        else:
+            landing_bytes, waiting_grants = machine.landing_used, machine.waiting_grants
         self._gateway.send(
             Telemetry(
                 node=self.config.name,
                 t_s=self.clock.now_s(),
                 queued_requests=machine.queued_requests,
-                queued_tokens=machine.queued_tokens if prefill else 0,
+                queued_tokens=queued_tokens,
                 running_requests=machine.running_requests,
-                outbox_bytes=machine.outbox_used if prefill else 0,
-                landing_bytes=0 if prefill else machine.landing_used,
-                waiting_grants=0 if prefill else machine.waiting_grants,
+                outbox_bytes=outbox_bytes,
+                landing_bytes=landing_bytes,
+                waiting_grants=waiting_grants,
                 kv_sent_bytes=self.sender.sent_kv_bytes,
                 kv_landed_bytes=self.receiver.landed_kv_bytes,
                 wire_landed_bytes=dict(self.receiver.landed_bytes),
@@ -310,7 +320,7 @@ async def serve(config: Config) -> None:
     worker = Worker(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, worker.stopped.set)
+        loop.add_signal_handler(number, worker.stop)
     await worker.run()
 
 

@@ -17,7 +17,7 @@ from testbed import plan
 from testbed.lengths import hardware, lengths_of, mean_output_tokens
 from testbed.scenario import Deployment, LogNormal, Scenario, ScenarioError, Workload
 from testbed.scheduler.api import Role, Setup, Site
-from testbed.scheduler.model import LengthDistribution, ModelError
+from testbed.scheduler.model import LengthDistribution, ModelError, unloaded_ttft_s
 from traces.load import Trace, load
 from traces.synthetic import DiscreteLengths, LogNormalLengths, Synthetic
 from traces.tools import rate_rps, slice_time, take_load, with_arrivals
@@ -91,10 +91,10 @@ def plan_deployment(scenario: Scenario, deployment: Deployment, *, fixed_split: 
     )
 
 
-def lengths_of_workload(workload: Workload) -> LengthDistribution:
-    """The distribution of a workload's input lengths, analytic where the workload is."""
+def lengths_of_workload(workload: Workload, longest_tokens: int) -> LengthDistribution:
+    """The distribution of a workload's input lengths: analytic, or of those rows of its trace up to longest_tokens."""
     if workload.trace is not None:
-        return lengths_of(load(workload.trace).requests)
+        return lengths_of(_servable(load(workload.trace), longest_tokens).requests)
     lengths = workload.lengths
     if isinstance(lengths, LogNormal):
         return LengthDistribution.log_normal(lengths.mu, lengths.sigma, lengths.min_tokens, lengths.max_tokens)
@@ -118,11 +118,20 @@ def lengths_to_json(lengths: LengthDistribution) -> dict[str, Any]:
 
 def lengths_from_json(data: Any) -> LengthDistribution:
     """The inverse. Raises ModelError for data that is no distribution."""
-    if not isinstance(data, dict) or not isinstance(data.get("values"), list) or not set(data) <= {"values", "weights", "edges"}:
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("values"), list)
+        or not set(data) <= {"values", "weights", "edges"}
+    ):
         raise ModelError("lengths: must be an object with values, weights and, for a density, edges")
-    distribution = LengthDistribution.of_sample(data["values"], data.get("weights"))
-    if "edges" in data:
-        edges = np.asarray(data["edges"], dtype=np.float64)
+    try:
+        distribution = LengthDistribution.of_sample(data["values"], data.get("weights"))
+        edges = np.asarray(data["edges"], dtype=np.float64) if "edges" in data else None
+    except ModelError:
+        raise
+    except (TypeError, ValueError):
+        raise ModelError("lengths: values, weights and edges must be lists of numbers") from None
+    if edges is not None:
         if edges.shape != (len(data["values"]) + 1,) or distribution.atoms.size != len(data["values"]):
             raise ModelError(f"lengths: {edges.size} edges for {len(data['values'])} values; give one more than values")
         return LengthDistribution(distribution.atoms, distribution.weights, edges)
@@ -130,13 +139,16 @@ def lengths_from_json(data: Any) -> LengthDistribution:
 
 
 def capacity_rps(
-    scenario: Scenario, deployment: Deployment, lengths: LengthDistribution | None = None, output_tokens: float | None = None
+    scenario: Scenario,
+    deployment: Deployment,
+    lengths: LengthDistribution | None = None,
+    output_tokens: float | None = None,
 ) -> float:
-    """The deployment's own Lambda_max (equation 6), with expectations, for the split it has and the nominal link; requests a model second."""
+    """Lambda_max (equation 6) of the deployment as it is, in expectations, at the nominal link; requests/model s."""
     workload = scenario.workload
     point, _ = plan.solve(
         plan_deployment(scenario, deployment, fixed_split=True),
-        lengths if lengths is not None else lengths_of_workload(workload),
+        lengths if lengths is not None else lengths_of_workload(workload, max_input_tokens(scenario, deployment)),
         output_tokens if output_tokens is not None else mean_output(workload),
         scenario.link.rate_bps,
         "expectation",
@@ -144,12 +156,42 @@ def capacity_rps(
     return point.lambda_max
 
 
+def workload_lengths(scenario: Scenario, trace: Trace) -> LengthDistribution:
+    """The input lengths a policy is told: the scenario's analytic distribution, or the very rows of its trace."""
+    if scenario.workload.trace is not None:
+        return lengths_of(trace.requests)
+    return lengths_of_workload(scenario.workload, max_input_tokens(scenario, scenario.deployments[0]))
+
+
+def closed_form(scenario: Scenario, deployment: Deployment, trace: Trace, rate_rps: float) -> dict[str, Any]:
+    """What equations (3)-(7), in the paper's form, say of a deployment (its own split, the nominal link) under a load of `rate_rps`."""
+    synthetic = scenario.workload.trace is None
+    output_tokens = mean_output(scenario.workload) if synthetic else mean_output_tokens(trace.requests)
+    at = plan_deployment(scenario, deployment, fixed_split=True)
+    lengths = workload_lengths(scenario, trace)
+    point, _ = plan.solve(at, lengths, output_tokens, scenario.link.rate_bps)
+    ttft_mean_s, ttft_p90_s = unloaded_ttft_s(at.system(output_tokens, scenario.link.rate_bps), lengths, point.threshold_tokens)
+    return {
+        "form": "mean",
+        "lambda_max_rps": point.lambda_max,
+        "threshold_tokens": plan.finite(point.threshold_tokens),
+        "offload_fraction": point.p,
+        "bottleneck": point.bottleneck,
+        "egress_bps": point.egress_bps / point.lambda_max * rate_rps if point.lambda_max else 0.0,
+        "ttft_unloaded_s": {"mean": ttft_mean_s, "p90": ttft_p90_s},
+        "offered_rps": rate_rps,
+        "load_fraction": rate_rps / point.lambda_max if point.lambda_max else None,
+    }
+
+
 def build_plan(scenario: Scenario, form: str = "mean") -> dict[str, Any]:
     """`prfaas plan` of a scenario, every deployment at its best split."""
     return plan.plan_deployments(
         [plan_deployment(scenario, d, fixed_split=False) for d in scenario.deployments],
         scenario=scenario.name,
-        lengths=lengths_of_workload(scenario.workload),
+        lengths=lengths_of_workload(
+            scenario.workload, min(max_input_tokens(scenario, d) for d in scenario.deployments)
+        ),
         output_tokens=mean_output(scenario.workload),
         link_bps=scenario.link.rate_bps,
         form=form,  # type: ignore[arg-type]
@@ -158,10 +200,10 @@ def build_plan(scenario: Scenario, form: str = "mean") -> dict[str, Any]:
 
 
 def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, float]:
-    """The requests a scenario offers to a deployment, arrivals in model seconds from 0, and their mean rate (requests a model second).
+    """The requests a scenario offers to a deployment, in model seconds from 0, and their mean rate (a model second).
 
-    A trace is taken as it is (at its own pace, for duration_s) without a rate; else its first rows, stretched to the rate. Rows longer than the
-    profiles know are dropped with a reason. Raises TraceError and ScenarioError.
+    A trace is taken as it is (at its own pace, for duration_s) without a rate; else its first rows, stretched to the
+    rate. Rows longer than the profiles know are dropped with a reason. Raises TraceError and ScenarioError.
     """
     workload = scenario.workload
     if workload.trace is None:
@@ -182,7 +224,7 @@ def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, f
 
 
 def _rate_of_fraction(scenario: Scenario, deployment: Deployment, trace: Trace) -> float:
-    """load_fraction x Lambda_max for the lengths of the very rows that will be taken, which depend on the rate: a few rounds settle it."""
+    """load_fraction x Lambda_max of the very rows that will be taken, which depend on the rate: it settles soon."""
     fraction, duration_s = scenario.workload.load_fraction or 0.0, scenario.workload.duration_s
     rows = trace.requests
     rate = 0.0
@@ -200,6 +242,8 @@ def _servable(trace: Trace, longest: int) -> Trace:
     left_out = len(trace.requests) - len(kept)
     if not left_out:
         return trace
+    if not kept:
+        raise ScenarioError(f"{trace.source}: every row is longer than the {longest} tokens at which the profiles end")
     reason = f"longer than the profiles' {longest} tokens"
     return replace(trace, requests=kept, dropped={**trace.dropped, reason: trace.dropped.get(reason, 0) + left_out})
 

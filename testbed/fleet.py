@@ -15,13 +15,14 @@ import msgspec
 
 from emulator.worker import Config as WorkerConfig
 from emulator.worker import Peer
+from netem.link import MAX_RATE_BPS, MIN_RATE_BPS
 from netem.topology import ADDRESSES, WAN_INTERFACES
 from testbed.assemble import instances
 from testbed.gateway import Config as GatewayConfig
 from testbed.gateway import Node
 from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir
-from testbed.scenario import Deployment, Scenario
+from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler.api import Role, Site
 
 CONTROL_PORTS = 0x1C00  # 7168: the shaper's control class is selected by these (docs/contracts.md)
@@ -37,6 +38,19 @@ def wall_rate_bps(scenario: Scenario, rate_bps: float) -> float:
 def model_rate_bps(scenario: Scenario, rate_bps: float) -> float:
     """The inverse."""
     return rate_bps / (scenario.scale.byte_scale * scenario.scale.time_scale)
+
+
+def link_rate_bps(scenario: Scenario) -> float:
+    """The nominal link on this machine's wire. Raises ScenarioError for a rate the kernel cannot shape."""
+    wall_bps, scale = wall_rate_bps(scenario, scenario.link.rate_bps), scenario.scale
+    if not MIN_RATE_BPS <= wall_bps <= MAX_RATE_BPS:
+        raise ScenarioError(
+            f"scenario {scenario.name}: link.rate_bps = {scenario.link.rate_bps:g} x scale.byte_scale = "
+            f"{scale.byte_scale:g} x scale.time_scale = {scale.time_scale:g} is {wall_bps:g} bits/s on this machine's "
+            f"wire; {MIN_RATE_BPS:g} to {MAX_RATE_BPS:g} can be shaped: "
+            f"{'raise' if wall_bps < MIN_RATE_BPS else 'lower'} one of the three"
+        )
+    return wall_bps
 
 
 def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state: StateDir) -> LaunchSpec:
@@ -80,7 +94,7 @@ def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
     config = {
         "socket": str(state.agent_sock),
         "interfaces": dict(WAN_INTERFACES),
-        "state": {"rate_bps": wall_rate_bps(scenario, scenario.link.rate_bps)},
+        "state": {"rate_bps": link_rate_bps(scenario)},
         "applied_log": str(state.root / "link-applied.jsonl"),
         "counters_csv": str(state.root / "link-counters.csv"),
         "ready_file": str(state.ready_file("agent")),

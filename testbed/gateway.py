@@ -18,8 +18,9 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -29,15 +30,19 @@ from aiohttp import web
 from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Lateness
 from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
+from emulator.profile import ProfileError
 from testbed.assemble import cost_functions, lengths_from_json, lengths_of_workload, max_input_tokens, policy_setup
 from testbed.control import Completed, Control, Failed, NodeSpec
+from testbed.launch.state import TestbedError
 from testbed.metrics import Metrics
 from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
 from testbed.policies import load_policy
 from testbed.scenario import Scenario, ScenarioError
-from testbed.scheduler.api import Policy
+from testbed.scheduler.api import Policy, Role
 from testbed.scheduler.baselines import Homogeneous
+from testbed.scheduler.model import ModelError
 from testbed.session import BoundedCall, Session, Stream
+from traces.request import TraceError
 
 log = logging.getLogger("gateway")
 
@@ -46,6 +51,7 @@ READY_S: Final = 5.0  # wall seconds the workers have to start an epoch
 POLICY_LIMIT_S: Final = 0.05  # wall seconds a decision may take
 LAG_S: Final = 0.02  # wall seconds between samples of the event loop's lag
 JSON: Final = "application/json"
+T = TypeVar("T")
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -91,12 +97,14 @@ class Gateway:
         self._ask = BoundedCall(POLICY_LIMIT_S)
         self._fleet = [NodeSpec(n.name, n.site, n.role, n.slots) for n in config.nodes]  # type: ignore[arg-type]
         self._cost = cost_functions(self.scenario, self.deployment)
+        self._lengths = lengths_of_workload(self.scenario.workload, self.limits.max_input_tokens)
         self._open = asyncio.Event()  # a session is there to take requests
         self._turn = asyncio.Lock()  # one session change at a time
         self._epoch = 0
+        self._t0_ns = 0  # of the epoch
         self._adhoc = 0
         self._ready: dict[str, int] = {}  # node -> the epoch it is ready at
-        self._roles: dict[str, str] = {}
+        self._roles: dict[str, Role] = {}
         self._all_ready = asyncio.Event()
         self.session: Session | None = None
         self.links: dict[str, Dialler] = {}
@@ -109,10 +117,13 @@ class Gateway:
             self.links[node.name] = Dialler(
                 node.name, node.host, node.control_port, hello, self._on_message, self._on_up, self._on_down
             )
-        async with asyncio.timeout(READY_S):
-            while any(link.channel is None for link in self.links.values()):
-                await asyncio.sleep(0.01)
-        await self._begin_adhoc()
+        deadline_s = time.monotonic() + READY_S
+        while missing := [name for name, link in self.links.items() if link.channel is None]:
+            if time.monotonic() > deadline_s:
+                raise TestbedError(f"no connection to {', '.join(missing)} within {READY_S:g} s; see their logs")
+            await asyncio.sleep(0.01)
+        async with self._turn:
+            await self._begin_adhoc()
         runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, socket.socket(fileno=config.listen_fd)).start()
@@ -144,53 +155,79 @@ class Gateway:
 
         Raises ApiError when requests are under way or the policy refuses.
         """
+        self._refuse_when_busy()
         async with self._turn:
-            if self.session is not None and self.session.control.live:
-                raise ApiError(
-                    409, f"{len(self.session.control.live)} requests are under way; wait until they end", code="busy"
-                )
-            scenario, deployment = self.scenario, self.deployment
-            lengths = lengths_from_json(lengths_json) if lengths_json else lengths_of_workload(scenario.workload)
+            self._refuse_when_busy()
+            return await self._begin(session_id, policy, lengths_json, parameters, lead_s)
+
+    async def end(self, session: Session) -> dict[str, Any]:
+        """The totals of a load, once its last request and its workers' last account of themselves are in."""
+        async with self._turn:
+            while session.control.live:  # someone may come as the last one leaves
+                await session.idle.wait()
+            if self.session is not session:
+                raise _no_load(session.id)
+            self._open.clear()  # whoever comes now is served by the next session
             try:
-                policy.start(policy_setup(scenario, deployment, lengths, parameters))
-            except Exception as error:
-                raise ApiError(400, f"the policy cannot start: {type(error).__name__}: {error}", "policy") from error
-            self._open.clear()
-            self._epoch += 1
-            self._all_ready.clear()
-            t0_ns = time.monotonic_ns() + round(lead_s * 1e9)
-            for link in self.links.values():
-                link.send(Epoch(self._epoch, t0_ns))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READY_S):
-                    await self._all_ready.wait()
-            if self.session is not None:
-                self.session.close()
-            fallback = Homogeneous()
-            control = Control(
-                self._fleet,
-                self._cost,
-                scenario.link.rate_bps,
-                policy,
-                fallback,
-                max_attempts=scenario.max_attempts,
-                ask=self._ask,
-            )
-            folder = Path(self.config.loads_dir) / session_id
-            session = Session(session_id, Clock(t0_ns, scenario.scale.time_scale), control, self._send, folder)
-            session.on_end = self.metrics.ended
-            self.session = session
-            self.lag = Lateness()
-            for node, epoch in self._ready.items():
-                if epoch == self._epoch and self.links[node].channel is not None:
-                    session.node_up(node, self._roles[node])  # type: ignore[arg-type]
-            self._open.set()
-            return session
+                await asyncio.sleep(1.5 * self.scenario.telemetry_s / session.clock.scale)
+                totals = self._totals(session)
+                await self._begin_adhoc()
+            finally:
+                self._open.set()
+            return totals
+
+    def _refuse_when_busy(self) -> None:
+        if self.session is not None and (live := len(self.session.control.live)):
+            raise ApiError(409, f"{live} requests are under way; wait until they end", code="busy")
+
+    async def _begin(
+        self, session_id: str, policy: Policy, lengths_json: Any, parameters: dict[str, float], lead_s: float
+    ) -> Session:
+        scenario, deployment = self.scenario, self.deployment
+        try:
+            lengths = self._lengths if lengths_json is None else lengths_from_json(lengths_json)
+        except ModelError as error:
+            raise ApiError(400, str(error), "lengths") from None
+        try:
+            policy.start(policy_setup(scenario, deployment, lengths, parameters))
+        except Exception as error:
+            raise ApiError(400, f"the policy cannot start: {type(error).__name__}: {error}", "policy") from error
+        self._open.clear()
+        self._epoch += 1
+        self._all_ready.clear()
+        self._t0_ns = time.monotonic_ns() + round(lead_s * 1e9)
+        for link in self.links.values():
+            link.send(Epoch(self._epoch, self._t0_ns))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                await self._all_ready.wait()
+        if self.session is not None:
+            self.session.close()
+        control = Control(
+            self._fleet,
+            self._cost,
+            scenario.link.rate_bps,
+            policy,
+            Homogeneous(),
+            max_attempts=scenario.max_attempts,
+            ask=self._ask,
+        )
+        folder = Path(self.config.loads_dir) / session_id
+        clock = Clock(self._t0_ns, scenario.scale.time_scale)
+        session = Session(session_id, clock, control, self._send, folder, before=self.session)
+        session.on_end = self.metrics.ended
+        self.session = session
+        self.lag = Lateness()
+        for node, epoch in self._ready.items():
+            if epoch == self._epoch and self.links[node].channel is not None:
+                session.node_up(node, self._roles[node])
+        self._open.set()
+        return session
 
     async def _begin_adhoc(self) -> None:
         self._adhoc += 1
         policy = load_policy(self.deployment.policy.name)
-        await self.begin(f"adhoc-{self._adhoc}", policy, None, self._parameters(), 0.0)
+        await self._begin(f"adhoc-{self._adhoc}", policy, None, self._parameters(), 0.0)
 
     def _parameters(self) -> dict[str, float]:
         given = self.deployment.policy.threshold_tokens
@@ -201,8 +238,8 @@ class Gateway:
         return self.links[node].send(message)
 
     def _on_up(self, channel: Channel) -> None:
-        if self._epoch and self.session is not None:
-            channel.send(Epoch(self._epoch, self.session.clock.t0_ns))
+        if self._epoch:
+            channel.send(Epoch(self._epoch, self._t0_ns))
 
     def _on_down(self, node: str, reason: str) -> None:
         log.warning("the connection to %s is gone: %s", node, reason)
@@ -215,10 +252,11 @@ class Gateway:
         node = channel.peer
         if isinstance(message, Ready):
             if message.epoch == self._epoch:
-                self._ready[node], self._roles[node] = message.epoch, message.role
+                self._ready[node] = message.epoch
+                self._roles[node] = message.role  # type: ignore[assignment]
                 self._check_ready()
                 if self._open.is_set() and self.session is not None:
-                    self.session.node_up(node, message.role)  # type: ignore[arg-type]
+                    self.session.node_up(node, self._roles[node])
         elif self.session is not None and self._ready.get(node) == self._epoch:
             self.session.node_message(node, message)
 
@@ -252,10 +290,11 @@ class Gateway:
         return await self._answer(request, chat=True)
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        ask = parse(await request.read(), chat=chat, limits=self.limits)
         request_id = request.headers.get("X-Request-Id") or f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         if len(request_id) > 128 or not request_id.isprintable():
             raise ApiError(400, "X-Request-Id: at most 128 printable characters", "X-Request-Id")
+        request["id"] = request_id
+        ask = parse(await request.read(), chat=chat, limits=self.limits)
         await self._open.wait()
         session = self.session
         assert session is not None
@@ -267,9 +306,8 @@ class Gateway:
             ) from None
         try:
             return await (self._streamed if ask.stream else self._whole)(request, ask, stream)
-        except (asyncio.CancelledError, ConnectionError):
-            session.client_gone(stream)
-            raise
+        finally:
+            session.client_gone(stream)  # a no-op after the answer's end
 
     async def _whole(self, request: web.Request, ask: Ask, stream: Stream) -> web.StreamResponse:
         texts: list[str] = []
@@ -378,17 +416,24 @@ class Gateway:
         lead_s = body.get("lead_s", 1.0)
         if isinstance(lead_s, bool) or not isinstance(lead_s, int | float) or not 0 <= lead_s <= 60:
             raise ApiError(400, f"lead_s = {lead_s!r}: must be 0 to 60 wall seconds", "lead_s")
+        _finite(body.get("rate_rps"), "rate_rps")
+        name = body.get("policy")
+        if name is not None and not isinstance(name, str):
+            raise ApiError(400, f"policy = {name!r}: must be a policy's name, or package.module:Class", "policy")
         try:
-            policy = load_policy(body.get("policy") or self.deployment.policy.name)
+            policy = load_policy(name or self.deployment.policy.name)
         except ScenarioError as error:
             raise ApiError(400, str(error), "policy") from None
         parameters = self._parameters()
-        for key, value in (body.get("parameters") or {}).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ApiError(400, f"parameters.{key} = {value!r}: must be a finite number", f"parameters.{key}")
+        given = body.get("parameters") or {}
+        if not isinstance(given, dict):
+            raise ApiError(400, f"parameters = {given!r}: must be an object of numbers", "parameters")
+        for key, value in given.items():
+            _finite(value, f"parameters.{key}")
             parameters[key] = float(value)
         load_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:6]
-        session = await self.begin(load_id, policy, body.get("lengths"), parameters, lead_s)
+        begun = self.begin(load_id, policy, body.get("lengths"), parameters, lead_s)
+        session = await _to_the_end(begun)
         return _json(
             {
                 "id": load_id,
@@ -404,7 +449,7 @@ class Gateway:
     def _the_load(self, request: web.Request) -> Session:
         session = self.session
         if session is None or session.id != request.match_info["id"]:
-            raise ApiError(404, f"no load {request.match_info['id']!r} is under way", code="not_found")
+            raise _no_load(request.match_info["id"])
         return session
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -414,11 +459,21 @@ class Gateway:
         """Wait for the load's last request and for the workers' last account of themselves; then its totals."""
         session = self._the_load(request)
         await session.idle.wait()
-        await asyncio.sleep(1.5 * self.scenario.telemetry_s / session.clock.scale)
-        totals = self._totals(session)
-        if self.session is session:
-            await self._begin_adhoc()
-        return _json(totals)
+        return _json(await _to_the_end(self.end(session)))
+
+
+async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
+    """A change of session, seen through even when whoever asked for it leaves: half of one leaves the door shut."""
+    return await asyncio.shield(asyncio.ensure_future(change))
+
+
+def _no_load(load_id: str) -> ApiError:
+    return ApiError(404, f"no load {load_id!r} is under way", code="not_found")
+
+
+def _finite(value: Any, field: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | None) or not math.isfinite(value or 0):
+        raise ApiError(400, f"{field} = {value!r}: must be a finite number", field)
 
 
 def _failure(failed: Failed) -> ApiError:
@@ -452,6 +507,8 @@ async def _api_errors(request: web.Request, handler: Any) -> web.StreamResponse:
         headers = {}
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        if "id" in request:
+            headers["X-Request-Id"] = request["id"]
         return web.Response(body=error.body(), status=error.status, content_type=JSON, headers=headers)
     except web.HTTPRequestEntityTooLarge:
         too_large = ApiError(
@@ -485,8 +542,11 @@ def main() -> None:
     config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Config)
     sys.path[:0] = config.import_path
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(config))
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            uvloop.run(serve(config))
+    except (ApiError, ProfileError, ScenarioError, TestbedError, TraceError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

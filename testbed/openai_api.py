@@ -72,38 +72,58 @@ def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}; send a JSON object") from None
     if not isinstance(body, dict):
-        raise ApiError(400, f"the body is a JSON {type(body).__name__}; send a JSON object")
+        raise ApiError(400, f"the body is {_shown(body)}; send a JSON object")
     model = body.get("model", limits.model)
     if model != limits.model:
         raise ApiError(
-            404, f"model {model!r}: this testbed serves {limits.model!r}; see /v1/models", "model", "model_not_found"
+            404,
+            f"model = {_shown(model)}: this testbed serves {limits.model!r}; see /v1/models",
+            "model",
+            "model_not_found",
         )
     for field, harmless in _SHAPE.items():
         if body.get(field) not in harmless:
-            raise ApiError(400, f"{field} = {body[field]!r}: not supported by this testbed; leave it out", field)
+            raise ApiError(400, f"{field} = {_shown(body[field])}: not supported by this testbed; leave it out", field)
     tokens, hashes, block_size, session = _prompt(body, chat)
     if tokens > limits.max_input_tokens:
         raise ApiError(
             400,
             f"the prompt has {tokens} tokens; this testbed's profiles end at {limits.max_input_tokens}: shorten it",
-            "messages" if chat else "prompt",
+            "prfaas.input_tokens" if "prfaas" in body else "messages" if chat else "prompt",
             "context_length_exceeded",
         )
-    name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     asked = body.get(name)
     output = limits.default_chat_tokens if asked is None and chat else DEFAULT_MAX_TOKENS if asked is None else asked
     if isinstance(output, bool) or not isinstance(output, int) or not 1 <= output <= limits.max_output_tokens:
-        raise ApiError(400, f"{name} = {output!r}: must be a whole number from 1 to {limits.max_output_tokens}", name)
-    for field in ("stream", "ignore_eos"):
-        if body.get(field) not in (None, True, False):
-            raise ApiError(400, f"{field} = {body[field]!r}: must be true or false", field)
+        limit = limits.max_output_tokens
+        raise ApiError(400, f"{name} = {_shown(output)}: must be a whole number from 1 to {limit}", name)
+    stream = _flag(body.get("stream"), "stream")
+    _flag(body.get("ignore_eos"), "ignore_eos")
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
+        example = '{"include_usage": true}'
         raise ApiError(
-            400, f"stream_options = {options!r}: must be an object such as {{'include_usage': true}}", "stream_options"
+            400, f"stream_options = {_shown(options)}: must be an object such as {example}", "stream_options"
         )
-    include_usage = bool((options or {}).get("include_usage", False))
-    return Ask(limits.model, chat, tokens, output, bool(body.get("stream")), include_usage, hashes, block_size, session)
+    include_usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
+    return Ask(limits.model, chat, tokens, output, stream, include_usage, hashes, block_size, session)
+
+
+def _flag(value: Any, field: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ApiError(400, f"{field} = {_shown(value)}: must be true or false", field)
+    return bool(value)
+
+
+def _shown(value: Any) -> str:
+    """A client's value in an error, short enough to read."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _SHAPE: Final[dict[str, tuple[Any, ...]]] = {
@@ -125,51 +145,59 @@ def _prompt(body: dict[str, Any], chat: bool) -> tuple[int, tuple[int, ...], int
     if chat:
         return _chat_tokens(body.get("messages")), (), 0, ""
     prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a batch of one
     if isinstance(prompt, str) and prompt:
         return len(prompt.encode()), (), 0, ""
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return len(prompt), (), 0, ""
-    shown = repr(prompt) if not isinstance(prompt, list) else f"a list of {len(prompt)}"
     raise ApiError(
         400,
-        f"prompt = {shown[:80]}: must be a text that is not empty, or a list of token ids (one prompt a request)",
+        f"prompt = {_shown(prompt)}: must be a text that is not empty, or a list of token ids (one prompt a request)",
         "prompt",
     )
 
 
 def _replayed(extension: Any) -> tuple[int, tuple[int, ...], int, str]:
     if not isinstance(extension, dict):
-        raise ApiError(400, f"prfaas = {extension!r}: must be an object with input_tokens", "prfaas")
+        raise ApiError(400, f"prfaas = {_shown(extension)}: must be an object with input_tokens", "prfaas")
     unknown = set(extension) - {"input_tokens", "block_hashes", "block_size", "session"}
     if unknown:
         raise ApiError(
             400,
-            f"prfaas.{min(unknown)}: unknown field; known: input_tokens, block_hashes, block_size, session",
+            f"prfaas.{min(unknown)[:80]}: unknown field; known: input_tokens, block_hashes, block_size, session",
             "prfaas",
         )
     tokens = extension.get("input_tokens")
     if type(tokens) is not int or tokens < 1:
         raise ApiError(
-            400, f"prfaas.input_tokens = {tokens!r}: must be a whole number of at least 1", "prfaas.input_tokens"
+            400, f"prfaas.input_tokens = {_shown(tokens)}: must be a whole number of at least 1", "prfaas.input_tokens"
         )
-    hashes, size = extension.get("block_hashes") or [], extension.get("block_size") or 0
+    size: Any = 0
+    hashes = extension.get("block_hashes")
+    if hashes is None:
+        hashes = []
     if not isinstance(hashes, list) or not all(type(h) is int for h in hashes):
         raise ApiError(400, "prfaas.block_hashes: must be a list of whole numbers, one a block", "prfaas.block_hashes")
-    if hashes and (type(size) is not int or size < 1):
-        raise ApiError(
-            400, f"prfaas.block_size = {size!r}: must be at least 1 when there are block_hashes", "prfaas.block_size"
-        )
-    if hashes and len(hashes) != -(-tokens // size):
-        raise ApiError(
-            400,
-            f"prfaas.block_hashes: {len(hashes)} of them for {tokens} tokens in blocks of {size}; "
-            f"must be {-(-tokens // size)}",
-            "prfaas.block_hashes",
-        )
+    if hashes:
+        size = extension.get("block_size")
+        if type(size) is not int or size < 1:
+            raise ApiError(
+                400,
+                f"prfaas.block_size = {_shown(size)}: must be a whole number of at least 1 with block_hashes",
+                "prfaas.block_size",
+            )
+        if len(hashes) != -(-tokens // size):
+            raise ApiError(
+                400,
+                f"prfaas.block_hashes: {len(hashes)} of them for {tokens} tokens in blocks of {size}; "
+                f"must be {-(-tokens // size)}",
+                "prfaas.block_hashes",
+            )
     session = extension.get("session", "")
     if not isinstance(session, str):
-        raise ApiError(400, f"prfaas.session = {session!r}: must be a text", "prfaas.session")
-    return tokens, tuple(hashes), size if hashes else 0, session
+        raise ApiError(400, f"prfaas.session = {_shown(session)}: must be a text", "prfaas.session")
+    return tokens, tuple(hashes), size, session
 
 
 def _chat_tokens(messages: Any) -> int:
@@ -180,15 +208,18 @@ def _chat_tokens(messages: Any) -> int:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ApiError(400, f"messages.{i}: must be an object with a role and a content", f"messages.{i}")
         content = message.get("content", "")
-        if isinstance(content, list):
-            parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        else:
-            parts = [content]
-        if not all(isinstance(part, str) for part in parts):
-            raise ApiError(
-                400, f"messages.{i}.content: must be a text, or a list of text parts", f"messages.{i}.content"
-            )
-        total += len(message["role"].encode()) + sum(len(part.encode()) for part in parts) + 2  # "role: ...\n"
+        parts = (
+            [p.get("text") if isinstance(p, dict) else None for p in content]
+            if isinstance(content, list)
+            else [content]
+        )
+        total += len(message["role"].encode()) + 2  # "role: ...\n"
+        for part in parts:
+            if not isinstance(part, str):
+                raise ApiError(
+                    400, f"messages.{i}.content: must be a text, or a list of text parts", f"messages.{i}.content"
+                )
+            total += len(part.encode())
     return total
 
 

@@ -19,12 +19,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from emulator.profile import KvThroughputProfile, Profile, ProfileError, load_profile
 from netem.link import LinkError, parse_rate
+from testbed.scenario_data import ScenarioError as ScenarioError
+from testbed.scenario_data import apply_set, kind, read
 
 SHIPPED = resources.files("testbed") / "scenarios"
-
-
-class ScenarioError(ValueError):
-    """A scenario, or something set in it, that cannot be used. The message names file, key, value and remedy."""
 
 
 def _finite(value: float) -> float:
@@ -33,21 +31,30 @@ def _finite(value: float) -> float:
     return value
 
 
+def _whole(value: Any) -> Any:
+    """64e9 is a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _rate(value: Any) -> float:
     try:
         return parse_rate(value)
     except LinkError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error).removeprefix(f"rate: {value!r} ")) from None
 
 
+Number = Annotated[float, AfterValidator(_finite)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=1)]
 Rate = Annotated[float, BeforeValidator(_rate)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Part(BaseModel):
     """Base of every part of a scenario: unknown keys are refused, values are never coerced from other types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Profiles(Part):
@@ -60,9 +67,9 @@ class Profiles(Part):
 class Fleet(Part):
     """Instances: remote prefill, local prefill, local decode (the paper's N_prfaas, N_p, N_d)."""
 
-    n_prfaas: Annotated[int, Field(ge=0, le=64)] = 0
-    n_p: Annotated[int, Field(ge=0, le=64)] = 0
-    n_d: Annotated[int, Field(ge=1, le=64)]
+    n_prfaas: Annotated[Whole, Field(ge=0, le=64)] = 0
+    n_p: Annotated[Whole, Field(ge=0, le=64)] = 0
+    n_d: Annotated[Whole, Field(ge=1, le=64)]
 
     @model_validator(mode="after")
     def _can_prefill(self) -> Fleet:
@@ -79,11 +86,33 @@ class PolicySpec(Part):
     name: str
     threshold_tokens: Positive | None = None
 
+    @model_validator(mode="after")
+    def _known(self) -> PolicySpec:
+        from testbed.policies import SHIPPED as POLICIES  # which itself needs this module's ScenarioError
+
+        if self.name not in POLICIES and ":" not in self.name:
+            near = difflib.get_close_matches(self.name, POLICIES, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"name = {self.name!r}: {hint}use one of {', '.join(POLICIES)}, or your own as package.module:Class"
+            )
+        if self.threshold_tokens is not None and not takes_threshold(self.name):
+            raise ValueError(
+                f"threshold_tokens = {self.threshold_tokens:g}: policy {self.name} would not use it; "
+                "leave it out, or use static"
+            )
+        return self
+
+
+def takes_threshold(policy: str) -> bool:
+    """Whether a policy's threshold can be given: static's, and that of anybody's own."""
+    return policy == "static" or ":" in policy
+
 
 class Deployment(Part):
     """A fleet, what it runs on, and the policy in charge."""
 
-    name: str
+    name: Name
     profiles: Profiles
     fleet: Fleet
     policy: PolicySpec
@@ -101,10 +130,10 @@ class LogNormal(Part):
     """Truncated log-normal input lengths: ln l ~ N(mu, sigma), min_tokens <= l <= max_tokens."""
 
     kind: Literal["lognormal"] = "lognormal"
-    mu: Annotated[float, AfterValidator(_finite)] = 9.90
+    mu: Number = 9.90
     sigma: Positive = 1.00
-    min_tokens: Annotated[int, Field(ge=1)] = 128
-    max_tokens: Annotated[int, Field(ge=1)] = 131072
+    min_tokens: Count = 128
+    max_tokens: Count = 131072
 
     @model_validator(mode="after")
     def _ordered(self) -> LogNormal:
@@ -112,12 +141,16 @@ class LogNormal(Part):
             raise ValueError(f"min_tokens {self.min_tokens} must be below max_tokens {self.max_tokens}")
         return self
 
+    @property
+    def longest_tokens(self) -> int:
+        return self.max_tokens
+
 
 class Mix(Part):
     """A discrete mix of input lengths."""
 
     kind: Literal["mix"] = "mix"
-    values: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    values: Annotated[list[Count], Field(min_length=1)]
     weights: list[Positive]
 
     @model_validator(mode="after")
@@ -126,12 +159,24 @@ class Mix(Part):
             raise ValueError(f"{len(self.values)} values but {len(self.weights)} weights; give one weight a value")
         return self
 
+    @property
+    def longest_tokens(self) -> int:
+        return max(self.values)
+
 
 class Arrivals(Part):
     """When requests come. Synthetic workloads: poisson, gamma (cv > 0) or uniform. Traces: as-is or spread."""
 
     kind: Literal["poisson", "gamma", "uniform", "as-is", "spread"] = "poisson"
-    cv: Positive = 1.0
+    cv: Positive | None = None
+
+    @model_validator(mode="after")
+    def _cv_of_gamma(self) -> Arrivals:
+        if self.kind == "gamma" and self.cv is None:
+            raise ValueError("kind gamma needs cv, the coefficient of variation of the gaps, such as 2; 1 is poisson")
+        if self.kind != "gamma" and self.cv is not None:
+            raise ValueError(f"cv = {self.cv:g}: has no meaning for {self.kind} arrivals; leave it out, or use gamma")
+        return self
 
 
 class Workload(Part):
@@ -139,17 +184,19 @@ class Workload(Part):
 
     trace: str | None = None
     lengths: Annotated[LogNormal | Mix, Field(discriminator="kind")] = LogNormal()
-    output_tokens: Annotated[int, Field(ge=1)] = 1024
+    output_tokens: Count = 1024
     arrivals: Arrivals = Arrivals()
     rate_rps: Positive | None = None
     load_fraction: Annotated[float, Field(gt=0, le=10)] | None = None
     duration_s: Positive = 600.0
-    warmup_s: Annotated[float, Field(ge=0), AfterValidator(_finite)] = 0.0
+    warmup_s: Annotated[Number, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _consistent(self) -> Workload:
         if self.rate_rps is not None and self.load_fraction is not None:
-            raise ValueError("rate_rps and load_fraction are both set; set one of them to null")
+            raise ValueError(
+                f"rate_rps = {self.rate_rps:g} and load_fraction = {self.load_fraction:g} are both set; remove one"
+            )
         if self.rate_rps is None and self.load_fraction is None and self.trace is None:
             raise ValueError("set rate_rps (requests a model second) or load_fraction (of the deployment's Lambda_max)")
         if self.warmup_s >= self.duration_s:
@@ -176,18 +223,18 @@ class Link(Part):
 class Transport(Part):
     """How KV moves: connections a (sender, receiver) pair, pieces a transfer, buffers at both ends (model bytes)."""
 
-    connections: Annotated[int, Field(ge=1, le=64)] = 4
-    pieces: Annotated[int, Field(ge=1, le=1024)] | None = None
-    outbox_bytes: Annotated[int, Field(ge=1)] = 32 * 2**30
-    landing_bytes: Annotated[int, Field(ge=1)] = 64 * 2**30
+    connections: Annotated[Whole, Field(ge=1, le=64)] = 4
+    pieces: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    outbox_bytes: Count = 32 * 2**30
+    landing_bytes: Count = 64 * 2**30
 
 
 class Decode(Part):
     """Overrides of the pd profile's decode step and slots, and how many tokens a streamed event carries."""
 
     step_s: Positive | None = None
-    slots: Annotated[int, Field(ge=1, le=4096)] | None = None
-    stream_interval: Annotated[int, Field(ge=1, le=4096)] = 1
+    slots: Annotated[Whole, Field(ge=1, le=4096)] | None = None
+    stream_interval: Annotated[Whole, Field(ge=1, le=4096)] = 1
 
 
 class Scale(Part):
@@ -214,11 +261,11 @@ class Meter(Part):
 class Scenario(Part):
     """An experiment, in the real system's units."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     description: str = ""
     backend: Literal["timing"] = "timing"
     deployments: Annotated[list[Deployment], Field(min_length=1)]
-    cache_bytes: Annotated[int, Field(ge=0)] = 0
+    cache_bytes: Annotated[Whole, Field(ge=0)] = 0
     workload: Workload
     link: Link
     transport: Transport = Transport()
@@ -226,15 +273,15 @@ class Scenario(Part):
     scale: Scale = Scale()
     slo: Slo = Slo()
     meter: Meter = Meter()
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[Whole, Field(ge=0)] = 1
     telemetry_s: Positive = 1.0
-    max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
+    max_attempts: Annotated[Whole, Field(ge=1, le=20)] = 3
 
     @model_validator(mode="after")
     def _whole(self) -> Scenario:
         names = [d.name for d in self.deployments]
         if len(set(names)) != len(names):
-            raise ValueError(f"deployments: names must differ, got {', '.join(names)}")
+            raise ValueError(f"deployments: names must differ, and {', '.join(names)} do not; rename one")
         if self.cache_bytes:
             raise ValueError(
                 f"cache_bytes = {self.cache_bytes}: this version has no prefix cache yet, every prompt is prefilled "
@@ -253,9 +300,14 @@ class Scenario(Part):
             largest = profile.s_kv(profile.last_tokens)
             if getattr(self.transport, key) < largest:
                 raise ValueError(
-                    f"transport.{key} {getattr(self.transport, key)} is below the largest transfer of profile "
+                    f"transport.{key} = {getattr(self.transport, key)}: below the largest transfer of profile "
                     f"{profile.name}, {largest:.0f} bytes, which could then never be sent; raise it"
                 )
+        if self.workload.trace is None and self.workload.lengths.longest_tokens > profile.last_tokens:
+            raise ValueError(
+                f"workload.lengths: up to {self.workload.lengths.longest_tokens} tokens, but {where} = {profile.name} "
+                f"ends at {profile.last_tokens}; shorten the lengths, or take a profile that knows them"
+            )
 
     def deployment(self, name: str | None = None) -> Deployment:
         """A deployment by name; the first one without a name. Raises ScenarioError for a name there is not."""
@@ -271,7 +323,11 @@ class Scenario(Part):
         """This scenario with that one deployment, and, when given, another policy for it."""
         deployment = self.deployment(name)
         if policy is not None and policy != deployment.policy.name:
-            spec = PolicySpec(name=policy, threshold_tokens=deployment.policy.threshold_tokens)
+            threshold = deployment.policy.threshold_tokens if takes_threshold(policy) else None
+            try:
+                spec = PolicySpec(name=policy, threshold_tokens=threshold)
+            except ValidationError as error:
+                raise ScenarioError(f"--policy {policy!r}: {_message(error.errors()[0])}") from None
             deployment = deployment.model_copy(update={"policy": spec})
         return self.model_copy(update={"deployments": [deployment]})
 
@@ -332,7 +388,11 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
             raise ScenarioError(
                 f"{name_or_path}: no such file; give a scenario's path or one of {', '.join(shipped())}"
             )
-        text, source = path.read_text(encoding="utf-8-sig"), name_or_path
+        try:
+            text, source = path.read_text(encoding="utf-8-sig"), name_or_path
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ScenarioError(f"{name_or_path}: cannot be read: {reason}; give a YAML file") from None
     else:
         names = shipped()
         if name_or_path not in names:
@@ -343,16 +403,9 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
                 "a file needs its .yaml ending"
             )
         text, source = (SHIPPED / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ScenarioError(
-            f"{source}: must be a mapping of keys, is {type(data).__name__}; see `prfaas plan paper` for an example"
-        )
+    data = read(text, source)
     for item in sets:
-        _apply(data, item)
+        apply_set(data, item)
     return parse(data, source, overridden=bool(sets))
 
 
@@ -360,7 +413,7 @@ def override(scenario: Scenario, sets: list[str]) -> Scenario:
     """A resolved scenario with `key=value` overrides. Raises ScenarioError."""
     data = scenario.model_dump(mode="json")
     for item in sets:
-        _apply(data, item)
+        apply_set(data, item)
     return parse(data, scenario.name, overridden=bool(sets))
 
 
@@ -373,60 +426,72 @@ def parse(data: dict[str, Any], source: str, *, overridden: bool = False) -> Sce
         raise ScenarioError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _apply(data: dict[str, Any], item: str) -> None:
-    key, equals, value = item.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
-        raise ScenarioError(f"--set {item!r}: must be key=value, such as workload.load_fraction=0.8")
-    target: Any = data
-    for depth, step in enumerate(path):
-        where: str | int = step
-        if isinstance(target, list):
-            names = [one.get("name") if isinstance(one, dict) else None for one in target]
-            if step in names:
-                where = names.index(step)
-            elif step.isdigit() and int(step) < len(target):
-                where = int(step)
-            else:
-                known = ", ".join(str(n) for n in names)
-                raise ScenarioError(f"--set {item!r}: {'.'.join(path[:depth])} has no item {step!r}; it has {known}")
-        elif not isinstance(target, dict):
-            raise ScenarioError(f"--set {item!r}: {'.'.join(path[:depth])} is {target!r}, which has no keys")
-        if depth == len(path) - 1:
-            try:
-                target[where] = yaml.safe_load(value)  # type: ignore[index]
-            except yaml.YAMLError:
-                raise ScenarioError(f"--set {item!r}: {value!r} is not a YAML value") from None
-            # the two ways of giving a load exclude each other: setting one on the command line replaces the other
-            other = {"rate_rps": "load_fraction", "load_fraction": "rate_rps"}.get(step)
-            if other and path[0] == "workload" and target[where] is not None:  # type: ignore[index]
-                target[other] = None  # type: ignore[index]
-            return
-        if isinstance(target, dict):
-            target = target.setdefault(step, {})
-            if target is None:
-                target = {}
-        else:
-            target = target[where]
-
-
 def _explain(error: Any, data: dict[str, Any]) -> str:
-    """One Pydantic error as: key: value: what is wrong; remedy."""
+    """One Pydantic error as: key = value: what is wrong; remedy."""
     loc = [str(step) for step in error["loc"] if step not in ("lognormal", "mix")]
     key = ".".join(_named(loc, data))
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(loc[:-1])
-        near = difflib.get_close_matches(loc[-1], known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"{key}: missing; add it"
-    if not loc:
-        return message
-    value = error.get("input")
-    shown = f" = {value!r}" if not isinstance(value, dict | list) else ""
-    return f"{key}{shown}: {message[0].lower() + message[1:]}"
+    match error["type"]:
+        case "extra_forbidden":
+            known = _known_keys(loc[:-1])
+            near = difflib.get_close_matches(loc[-1], known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
+        case "invalid_key":
+            return f"{key}: unknown key; a key is a text"
+        case "missing":
+            return f"{key}: missing; add it"
+        case "union_tag_not_found" | "union_tag_invalid":
+            return f"{key}.kind = {error['input'].get('kind')!r}: must be lognormal or mix"
+        case "value_error" if not loc or isinstance(error["input"], dict | Part):
+            return f"{key}: {_message(error)}" if loc else _message(error)
+    return f"{key} = {_shown(error['input'])}: {_message(error, _unit(loc))}"
+
+
+def _message(error: Any, unit: str = "") -> str:
+    """What is wrong with a value."""
+    limits, given = error.get("ctx", {}), error["input"]
+    plainly = ", without quotes or a unit" if isinstance(given, str) else ""
+    match error["type"]:
+        case "value_error":
+            return str(limits["error"])
+        case _ if isinstance(given, float) and math.isnan(given):
+            return "must be a finite number"
+        case "greater_than":
+            return f"must be above {limits['gt']:g}"
+        case "greater_than_equal":
+            return f"must be at least {limits['ge']:g}"
+        case "less_than_equal":
+            return f"must be at most {limits['le']:g}"
+        case "float_type":
+            return f"must be a number{unit}{plainly}"
+        case "int_type":
+            return f"must be a whole number{unit}{plainly}"
+        case "string_type":
+            return "must be a text; quote it"
+        case "string_pattern_mismatch":
+            return "must be letters, digits, dots, dashes and underscores"
+        case "literal_error":
+            return f"must be {limits['expected']}"
+        case "list_type":
+            return "must be a list"
+        case "too_short":
+            return "must have an item at least"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "must be a mapping of keys"
+    return str(error["msg"]).replace("Input should", "must")
+
+
+def _unit(loc: list[str]) -> str:
+    units = {"s": "seconds", "bytes": "bytes", "tokens": "tokens", "rps": "requests a second"}
+    unit = units.get(loc[-1].rpartition("_")[2]) if "_" in loc[-1] else None
+    return f" of {unit}" if unit else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return kind(value)
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _named(loc: list[str], data: Any) -> list[str]:

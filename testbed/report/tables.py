@@ -13,6 +13,18 @@ import pandas as pd
 from testbed.report.rows import PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS
 
 _CLIENT_STAMPS = ("sched", "send", "headers", "first_token", "last_token", "done")
+_WORDS = (
+    "request_id",
+    "status",
+    "error",
+    "error_message",
+    "policy_error",
+    "reason",
+    "prefill_site",
+    "prefill_node",
+    "decode_node",
+)
+"""Texts, whatever they look like: a request of the id NA has an id."""
 
 
 def request_table(
@@ -23,18 +35,7 @@ def request_table(
     A request the client scheduled and the gateway never saw has a row too (status failed, the client's error). Without
     client rows the schedule is the arrival, and a TTFT ends where the first token left the decode node.
     """
-    gateway = pd.read_csv(gateway_rows, dtype={"request_id": str}, keep_default_na=True)
-    for column in (
-        "error",
-        "error_message",
-        "policy_error",
-        "reason",
-        "prefill_site",
-        "prefill_node",
-        "decode_node",
-        "status",
-    ):
-        gateway[column] = gateway[column].fillna("").astype(str)
+    gateway = pd.read_csv(gateway_rows, converters=dict.fromkeys(_WORDS, str))
     if client_rows is None:
         table = gateway.copy()
         for stamp in _CLIENT_STAMPS:
@@ -43,10 +44,12 @@ def request_table(
         table["last_token_s"] = table["done_s"] = table["finished_s"]
         table["client_error"] = ""
     else:
-        client = pd.read_csv(client_rows, dtype={"request_id": str})
+        stamps_ns = {f"t_{stamp}_ns": "Int64" for stamp in _CLIENT_STAMPS}  # exact, and with gaps
+        client = pd.read_csv(client_rows, converters={"request_id": str, "error": str}, dtype=stamps_ns)
         for stamp in _CLIENT_STAMPS:
-            client[f"{stamp}_s"] = (client[f"t_{stamp}_ns"] - t0_ns) * 1e-9 * time_scale
-        client["client_error"] = client["error"].fillna("").astype(str)
+            since_ns = (client[f"t_{stamp}_ns"] - t0_ns).to_numpy(dtype=np.float64, na_value=np.nan)
+            client[f"{stamp}_s"] = since_ns * 1e-9 * time_scale
+        client["client_error"] = client["error"]
         client = client[
             [
                 "request_id",
@@ -61,7 +64,7 @@ def request_table(
         for column in ("input_tokens", "output_tokens_asked"):
             table[column] = table[column].fillna(table.pop(f"{column}_client")).astype(int)
         table.loc[unseen, "status"] = "failed"
-        for column in table.columns[table.dtypes == object]:
+        for column in _WORDS:
             table[column] = table[column].fillna("")
     table["late_s"] = table["send_s"] - table["sched_s"]
     table["ttft_s"] = table["first_token_s"] - table["sched_s"]
