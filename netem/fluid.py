@@ -61,7 +61,8 @@ class FluidLink:
 
     per_flow_bps: cap of one pair, None for none (a pair of k capped connections is capped at k times one's cap: the
     caller's sum).
-    delay_s: one way, added to every landing. The counters are cumulative: produced_bytes, delivered_bytes (payload).
+    delay_s: one way, added to every landing. produced_bytes: payload of all transfers, cumulative, what was stopped
+    unsent taken off.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FluidLink:
     ) -> None:
         self.delay_s = delay_s
         self.produced_bytes = 0.0
-        self.delivered_bytes = 0.0
+        self._delivered = 0.0
         self._efficiency = efficiency
         self._cap = _INFINITY if per_flow_bps is None else per_flow_bps / 8
         self._capacity = capacity_bps * efficiency / 8
@@ -95,15 +96,18 @@ class FluidLink:
         start_s: float,
         end_s: float,
     ) -> None:
-        """A granted transfer of `size` bytes; piece i, from 0, exists from start_s + (i + 1) / pieces x (end_s - start_s).
+        """A granted transfer of `size` bytes.
+
+        Its piece i, from 0, exists from start_s + (i + 1) / pieces x (end_s - start_s).
         """
         self._advance(now_s)
         key = (sender, receiver)
         pair = self._pairs.get(key)
         if pair is None:
             pair = self._pairs[key] = _Pair()
-            pair.at_s = now_s
-        if key not in self._active:
+        if key in self._active:
+            self._flow(now_s, pair)
+        else:
             pair.at_s = now_s
             self._active[key] = pair
         last = pair.transfers[-1].mark if pair.transfers else pair.produced
@@ -119,6 +123,7 @@ class FluidLink:
         for key, pair in self._active.items():
             for transfer in pair.transfers:
                 if transfer.token == token:
+                    self._flow(now_s, pair)
                     self._remove(now_s, pair, transfer)
                     if not pair.transfers:
                         del self._active[key]
@@ -154,6 +159,12 @@ class FluidLink:
                 elapsed_s = now_s - pair.at_s
                 total += max(0.0, pair.produced - pair.sent + (pair.source - pair.rate) * elapsed_s)
         return total
+
+    def delivered_bytes(self, now_s: float) -> float:
+        """Payload sent by `now_s`, cumulative. At the end of all transfers it is produced_bytes."""
+        for pair in self._active.values():
+            self._flow(now_s, pair)
+        return self._delivered
 
     @property
     def idle(self) -> bool:
@@ -200,20 +211,19 @@ class FluidLink:
         self._produce(now_s, pair)
 
     def _advance(self, now_s: float) -> None:
-        """Move every pair's fluid to `now_s`, through whatever happens on the way, in order of time."""
+        """Let everything happen that is due by `now_s`, in order of time."""
         while self._next_s <= now_s:
             at_s = self._next_s
-            self._flow(at_s)
             for key, pair in list(self._active.items()):
                 if pair.due_s <= at_s:
+                    self._flow(at_s, pair)
                     self._happen(at_s, key, pair)
             self._share(at_s)
-        self._flow(now_s)
 
     def _happen(self, at_s: float, key: tuple[str, str], pair: _Pair) -> None:
         transfers = pair.transfers
         if pair.event is _SENT:
-            self.delivered_bytes += transfers[0].mark - pair.sent
+            self._delivered += transfers[0].mark - pair.sent
             pair.sent = transfers[0].mark
             self._landings.append((at_s + self.delay_s, transfers.popleft().token))
             if not transfers:
@@ -221,45 +231,49 @@ class FluidLink:
                 del self._active[key]
                 return
         elif pair.event is _CAUGHT_UP:
-            self.delivered_bytes += pair.produced - pair.sent
+            self._delivered += pair.produced - pair.sent
             pair.sent = pair.produced
         if pair.stops_s <= at_s:
             self._produce(at_s, pair)
 
-    def _flow(self, now_s: float) -> None:
-        for pair in self._active.values():
-            elapsed_s = now_s - pair.at_s
-            if elapsed_s > 0:
-                moved = pair.rate * elapsed_s
-                pair.produced += pair.source * elapsed_s
-                if pair.sent + moved > pair.produced:
-                    moved = pair.produced - pair.sent
-                pair.sent += moved
-                self.delivered_bytes += moved
-                pair.at_s = now_s
+    def _flow(self, now_s: float, pair: _Pair) -> None:
+        """Bring a pair's counts to `now_s`, at the rates it has had since they were taken."""
+        elapsed_s = now_s - pair.at_s
+        if elapsed_s > 0:
+            moved = pair.rate * elapsed_s
+            pair.produced += pair.source * elapsed_s
+            if pair.sent + moved > pair.produced:
+                moved = pair.produced - pair.sent
+            pair.sent += moved
+            self._delivered += moved
+            pair.at_s = now_s
 
     def _share(self, now_s: float) -> None:
-        """Max-min fair rates for all pairs, then the time of the next event under them."""
+        """Max-min fair rates for all pairs from `now_s` on, then the time of the next event under them."""
         left, largest = self._capacity, 0.0
         waiting = []
         active = self._active.values()
+        next_s = _INFINITY
         for pair in active:
+            self._flow(now_s, pair)
             if pair.produced - pair.sent > _EPSILON:
                 waiting.append(pair)
-            else:
-                pair.rate = pair.source
-                left -= pair.source
-                if pair.source > largest:
-                    largest = pair.source
+                continue
+            source = pair.rate = pair.source
+            left -= source
+            if source > largest:
+                largest = source
+            pair.due_s, pair.event = pair.stops_s, _SOURCE
+            if pair.stops_s < next_s:
+                next_s = pair.stops_s
         share = left / len(waiting) if waiting else left
-        if largest <= self._cap and (largest <= share if waiting else left >= 0):
-            share = min(share, self._cap)
-            for pair in waiting:
-                pair.rate = share
-        else:
+        if largest > self._cap or (largest > share if waiting else left < 0):
             self._fill(active, waiting)
-        next_s = _INFINITY
-        for pair in self._active.values():
+            waiting = list(active)
+        else:
+            for pair in waiting:
+                pair.rate = min(share, self._cap)
+        for pair in waiting:
             self._foresee(pair)
             if pair.due_s < next_s:
                 next_s = pair.due_s
@@ -284,7 +298,7 @@ class FluidLink:
         if rate <= 0:
             return
         waiting = pair.produced - pair.sent
-        left = pair.transfers[0].mark - pair.sent
+        left = pair.transfers[0].mark - pair.sent  # of the head
         if left <= waiting + _EPSILON:
             due_s, event = pair.at_s + max(0.0, left) / rate, _SENT
         elif waiting > _EPSILON and rate > pair.source:

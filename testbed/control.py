@@ -288,12 +288,11 @@ class Control:
         return decision
 
     def _problem(self, decision: object) -> str:
-        if isinstance(decision, Reject):
-            return "" if 0 <= decision.retry_after_s < math.inf else f"bad retry_after_s: {decision.retry_after_s!r}"
-        if not isinstance(decision, Decision):
-            return f"not a decision: {type(decision).__name__}"
-        if not isinstance(decision.threshold_tokens, Real | None):
-            return f"bad threshold_tokens: {decision.threshold_tokens!r}"
+        if type(decision) is not Decision:
+            return self._no_decision(decision)
+        threshold = decision.threshold_tokens
+        if threshold is not None and type(threshold) is not float and not isinstance(threshold, Real):
+            return f"bad threshold_tokens: {threshold!r}"
         for name, role in ((decision.prefill_node, "prefill"), (decision.decode_node, "decode")):
             node = self._nodes.get(name)
             if node is None:
@@ -303,6 +302,12 @@ class Control:
             if node.role != role:
                 return f"wrong role: {name} is a {node.role} node"
         return ""
+
+    @staticmethod
+    def _no_decision(decision: object) -> str:
+        if isinstance(decision, Reject):
+            return "" if 0 <= decision.retry_after_s < math.inf else f"bad retry_after_s: {decision.retry_after_s!r}"
+        return f"not a decision: {type(decision).__name__}"
 
     def _on_prefilled(self, now_s: float, event: Prefilled, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
@@ -407,6 +412,7 @@ class Control:
             self._on_node_lost(now_s, NodeLost(event.node, "it began anew"), out)
         node.role = event.role
         node.alive = True
+        self.view.nodes_changed()
         node.told_s = -math.inf
         node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
         node.rtt_s = 0.0
@@ -417,6 +423,7 @@ class Control:
         if not node.alive:
             return
         node.alive = False
+        self.view.nodes_changed()
         self._landing_bps.pop(event.node, None)
         self.view.egress_bps = sum(self._landing_bps.values())
         why = f"node {event.node} was lost ({event.reason})"

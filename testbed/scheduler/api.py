@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from testbed.scheduler.model import Hardware, LengthDistribution
 
@@ -21,8 +21,7 @@ Site = Literal["prfaas", "pd"]
 Role = Literal["prefill", "decode"]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """A request as a scheduler can know it: its prompt, not its answer.
 
     arrival_s: model seconds since t = 0. input_tokens: l_total. block_hashes: prefix-chained ids of blocks of block_size tokens,
@@ -96,7 +95,7 @@ class SystemView:
     link_nominal_bps: what the operator was told the link carries.
     """
 
-    __slots__ = ("egress_bps", "egress_bytes", "link_nominal_bps", "nodes", "now_s")
+    __slots__ = ("_decode", "_prefill", "egress_bps", "egress_bytes", "link_nominal_bps", "nodes", "now_s")
 
     def __init__(self, nodes: dict[str, NodeView], link_nominal_bps: float) -> None:
         self.now_s = 0.0
@@ -104,14 +103,22 @@ class SystemView:
         self.link_nominal_bps = link_nominal_bps
         self.egress_bps = 0.0
         self.egress_bytes = 0
+        self.nodes_changed()
 
-    def prefill(self, site: Site) -> list[NodeView]:
+    def nodes_changed(self) -> None:
+        """For control: a node has come, gone or changed its role."""
+        serving = [n for n in self.nodes.values() if n.alive]
+        prefill = [n for n in serving if n.role == "prefill"]
+        self._prefill = {site: tuple(n for n in prefill if n.site == site) for site in (PRFAAS, PD)}
+        self._decode = tuple(n for n in serving if n.role == "decode")
+
+    def prefill(self, site: Site) -> Sequence[NodeView]:
         """The live prefill instances of a site, in the fleet's order."""
-        return [n for n in self.nodes.values() if n.alive and n.role == "prefill" and n.site == site]
+        return self._prefill[site]
 
-    def decode(self) -> list[NodeView]:
+    def decode(self) -> Sequence[NodeView]:
         """The live decode instances, in the fleet's order."""
-        return [n for n in self.nodes.values() if n.alive and n.role == "decode"]
+        return self._decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +141,7 @@ class Setup:
     parameters: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a request goes, and why.
 
     prefill_node, decode_node: names of live nodes of these roles. reason: the rule that decided, a short stable word or two.

@@ -13,13 +13,22 @@ from testbed.scheduler.api import PD, PRFAAS, Decision, NodeView, Reject, Reques
 
 
 def least_loaded_prefill(nodes: Sequence[NodeView]) -> NodeView:
-    """The node with the least prefill work routed to it, in seconds; ties go to the first name."""
-    return min(nodes, key=lambda n: (n.queued_s, n.name))
+    """The node with the least prefill work routed to it, in seconds; ties go to the first. There is at least one."""
+    best, least = nodes[0], nodes[0].queued_s
+    for node in nodes:
+        if node.queued_s < least:
+            best, least = node, node.queued_s
+    return best
 
 
 def least_loaded_decode(nodes: Sequence[NodeView]) -> NodeView:
-    """The node with the fewest requests per slot, those still on their way included; ties go to the first name."""
-    return min(nodes, key=lambda n: (n.assigned_requests / n.slots, n.name))
+    """The node with the fewest requests a slot, those on their way included; ties go to the first. There is at least one."""
+    best, least = nodes[0], nodes[0].assigned_requests / nodes[0].slots
+    for node in nodes:
+        load = node.assigned_requests / node.slots
+        if load < least:
+            best, least = node, load
+    return best
 
 
 def send(view: SystemView, site: Site, reason: str, threshold_tokens: float | None = None) -> Decision | Reject:

