@@ -7,8 +7,10 @@ A `Profile` holds S_kv(l) and T_prefill(l), the decode step and slots, and how m
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +27,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 Status: TypeAlias = Literal["measured", "inferred", "assumed"]
 
 KV_UNITS = {"bytes": 1.0, "MB": 1e6, "MiB": 2.0**20}
+_SCALED = re.compile(r"(?P<base>.+)@(?P<percent>\d+(?:\.\d+)?)%")
 
 
 class ProfileError(ValueError):
@@ -79,6 +82,13 @@ class Curve:
         if i < 0:
             return self._ys[0]
         return self._ys[i] + self._slopes[i] * (tokens - self._xs[i])
+
+    def scaled(self, profile: str, factor: float) -> Curve:
+        """`factor` times this curve, for a profile of another name; same points, same extension."""
+        other = copy.copy(self)
+        other.profile = profile
+        other._ys, other._slopes = [factor * y for y in self._ys], [factor * slope for slope in self._slopes]
+        return other
 
     def _outside(self, tokens: float) -> ProfileError:
         if tokens > self.last_tokens:
@@ -161,6 +171,23 @@ class Profile:
             changes["decode_slots"] = slots
         provenance = self.provenance | {key: Provenance("assumed", source) for key in changes}
         return replace(self, provenance=provenance, **changes)
+
+    def scaled(self, *, t_prefill: float) -> Profile:
+        """A variant whose prefills take `t_prefill` (> 0) times as long, named NAME@PERCENT% and labelled as assumed.
+
+        `load_profile` reads that name, so a scenario can ask for it wherever it names a profile: `h20-1t@110%`.
+        """
+        if not (math.isfinite(t_prefill) and t_prefill > 0):
+            raise ProfileError(f"profile {self.name}: T_prefill cannot be scaled by {t_prefill}; use a number above 0")
+        name = f"{self.name}@{100 * t_prefill:g}%"
+        source = f"{100 * t_prefill:g} % of {self.name} ({self.provenance['t_prefill'].status})"
+        return replace(
+            self,
+            name=name,
+            s_kv_curve=self.s_kv_curve.scaled(name, 1.0),
+            t_prefill_curve=self.t_prefill_curve.scaled(name, t_prefill),
+            provenance=self.provenance | {"t_prefill": Provenance("assumed", source)},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +347,8 @@ def shipped_profiles() -> list[str]:
 def load_profile(name_or_path: str | Path) -> Profile:
     """A timing profile: a shipped one by name, or a YAML file (anything with a `/` or ending in .yaml or .yml).
 
+    `NAME@110%` is that profile with prefills that take 110 % of its time (`Profile.scaled`).
+
     Raises ProfileError for a name that is not shipped, a file that is no profile, or one that has only KV throughput.
     """
     profile = load_kv_profile(name_or_path)
@@ -334,6 +363,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def load_kv_profile(name_or_path: str | Path) -> Profile | KvThroughputProfile:
     """Any profile, for uses that need no more than `phi_kv_bps`. Names, files and errors as in `load_profile`."""
     text = str(name_or_path)
+    if variant := _SCALED.fullmatch(text):
+        profile = load_profile(variant["base"])
+        return profile.scaled(t_prefill=float(variant["percent"]) / 100)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return _parse(text, _read(Path(text)))
     shipped = shipped_profiles()

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where results go; results/<time>-<scenario> unless given.")
 ]
 WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=32, help="Locust processes that share the load.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Another seed than the scenario's.")]
+RequestsOption = Annotated[str, typer.Option("--requests", metavar="none|csv|parquet", help="Write a row a request, and as what.")]
 TraceOption = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")
 ]
@@ -81,13 +82,9 @@ def main(arguments: list[str] | None = None) -> None:
     from testbed.scheduler.model import ModelError
     from traces.request import TraceError
 
+    code = 0
     try:
-        code = app(args=arguments, prog_name="prfaas", standalone_mode=False)
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = 2
+        app(args=arguments, prog_name="prfaas")  # a usage error is its own: exit code 2
     except (ProfileError, LinkError, TestbedError, ScenarioError, ModelError, TraceError) as error:
         _say(f"error: {error}")
         code = 2
@@ -97,7 +94,20 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
-    sys.exit(code if isinstance(code, int) else 0)
+    except Exception as error:
+        _say(f"error: a defect of the testbed: {type(error).__name__}: {error}; the traceback is in {_keep_traceback()}")
+        code = 70
+    sys.exit(code)
+
+
+def _keep_traceback() -> str:
+    """Write the exception being handled where it can be found for a bug report."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="prfaas-traceback-", suffix=".txt", delete=False) as file:
+        file.write(traceback.format_exc())
+    return file.name
 
 
 # clocks
@@ -121,7 +131,7 @@ def plan(
     from testbed.scenario import load
 
     if form not in ("mean", "expectation"):
-        raise click.BadParameter(f"{form!r}: use mean or expectation", param_hint="--form")
+        raise typer.BadParameter(f"{form!r}: use mean or expectation", param_hint="--form")
     result = build_plan(load(scenario, sets or ()), form)
     if plot is not None:
         from testbed.figures import plot_plan
@@ -157,30 +167,89 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run a scenario on the wire: up, verify the link, load, report, down."""
-    from testbed import linkctl
-    from testbed.launch import namespaces
     from testbed.scenario import load
 
     load_sets = _load_sets(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
     chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment, policy)
-    was_up = False
-    try:
-        testbed, was_up = _bring_up(chosen, port)
-        verified = linkctl.verify(chosen, testbed.state)
-        _say_verified(verified)
-        if not verified["ok"]:
-            _say("the link does not carry what was asked for: the run would be no measurement")
-            raise typer.Exit(3)
-        outcome = _load(testbed, chosen, out, None, workers)
-    finally:
-        if not keep and not was_up:
-            namespaces.down()
+    outcome = _run_wire(chosen, port, out, workers, keep=keep)
     _report(outcome, json)
     if keep:
-        _say(
-            f"the testbed is up at http://127.0.0.1:{testbed.port}; another load: make load, or prfaas load; "
-            "stop it: make down, or prfaas down"
-        )
+        _say(f"the testbed is up at http://127.0.0.1:{port}; another load: make load, or prfaas load; stop it: make down, or prfaas down")
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command(rich_help_panel=CLOCKS)
+def simulate(
+    scenario: ScenarioArg,
+    deployment: DeploymentOption = None,
+    policy: PolicyOption = None,
+    sets: SetOption = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
+    requests: RequestsOption = "none",
+    trace: TraceOption = None,
+    arrivals: ArrivalsOption = None,
+    duration_s: DurationOption = None,
+    warmup_s: WarmupOption = None,
+    rate_rps: RateOption = None,
+    load_fraction: FractionOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a scenario in virtual time: the same policy, control and instances, on a modelled link."""
+    from testbed.scenario import load
+    from testbed.simulate import simulate as run_virtual
+    from testbed.simulate import write
+
+    if requests not in ("none", "csv", "parquet"):
+        raise typer.BadParameter(f"{requests!r}: use none, csv or parquet", param_hint="--requests")
+    sys.path.insert(0, str(Path.cwd()))
+    load_sets = _load_sets(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
+    result = run_virtual(load(scenario, [*(sets or ()), *load_sets]), deployment=deployment, policy=policy, seed=seed)
+    folder = None
+    if out is not None or requests != "none":
+        folder = _new_folder(out, result.scenario)
+        write(result, folder, requests)
+    if json:
+        _print_json({**result.summary, "results": str(folder) if folder else None})
+    else:
+        from testbed.show import show_summary
+
+        show_summary(result.summary)
+        count = len(result.requests)
+        typer.echo(f"{count} requests in {result.wall_s:.2f} s of wall time, {count / max(result.wall_s, 1e-9):,.0f} a second")
+        if folder:
+            typer.echo(f"results: {folder}")
+    raise typer.Exit({"valid": 0, "failed": 1, "invalid": 3}[result.summary["verdict"]["status"]])
+
+
+@app.command(rich_help_panel="Studies")
+def fidelity(
+    scenario: ScenarioArg,
+    deployment: DeploymentOption = None,
+    policy: PolicyOption = None,
+    sets: SetOption = None,
+    out: OutOption = None,
+    port: PortOption = 8000,
+    load_fraction: FractionOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run one scenario and seed in closed form, in virtual time and on the wire, and say how far they are apart."""
+    from testbed.fidelity import compare, save
+    from testbed.scenario import load
+    from testbed.show import show_fidelity
+    from testbed.simulate import simulate as run_virtual
+
+    sets = [*(sets or ()), *_load_sets(None, None, None, None, None, load_fraction)]
+    chosen = load(scenario, sets).only(deployment, policy)
+    virtual = run_virtual(chosen)
+    outcome = _run_wire(chosen, port, out, 1, keep=False)
+    comparison = compare(virtual.summary, outcome.summary)
+    save(outcome.folder, comparison)
+    if json:
+        _print_json({**comparison, "results": str(outcome.folder)})
+    else:
+        show_fidelity(comparison)
+        typer.echo(f"results: {outcome.folder}")
     raise typer.Exit(outcome.exit_code)
 
 
@@ -237,7 +306,7 @@ def load_command(
     else:
         chosen = load(scenario, load_sets).only(testbed.scenario.deployments[0].name)
     if chosen.fingerprint(testbed_only=True) != testbed.scenario.fingerprint(testbed_only=True):
-        raise click.UsageError(
+        raise typer.BadParameter(
             f"the testbed that is up ({testbed.scenario.name}, {testbed.scenario.deployments[0].name}) is not the one "
             "this load is for; a load may change the workload, the policy (--policy) and the SLO only; for anything "
             "else: prfaas down, prfaas up"
@@ -374,7 +443,7 @@ def link_set(
     from testbed.show import show_link
 
     if direction not in (None, *linkctl.DIRECTIONS):
-        raise click.BadParameter(f"{direction!r}: use to_pd or to_prfaas", param_hint="--direction")
+        raise typer.BadParameter(f"{direction!r}: use to_pd or to_prfaas", param_hint="--direction")
     testbed = _running()
     result = linkctl.set_rate(testbed.scenario, testbed.state, parse_rate(rate), direction)
     if json:
@@ -431,7 +500,7 @@ def trace_info(
     for item in columns or ():
         field, equals, column = item.partition("=")
         if not (field and equals and column):
-            raise click.BadParameter(f"{item!r}: must be FIELD=COLUMN, such as arrival_s=Timestamp", param_hint="--map")
+            raise typer.BadParameter(f"{item!r}: must be FIELD=COLUMN, such as arrival_s=Timestamp", param_hint="--map")
         mapping[field] = column
     result = describe(load(file, mapping or None, check_units=check_units))
     if json:
@@ -489,7 +558,7 @@ def _load_sets(
 ) -> list[str]:
     """The load's own options as --set items."""
     if rate_rps is not None and load_fraction is not None:
-        raise click.UsageError("--rate-rps and --load-fraction are both given; give one")
+        raise typer.BadParameter("--rate-rps and --load-fraction are both given; give one")
     sets = []
     if trace is not None:
         sets += [f"workload.trace={trace}"]
@@ -502,15 +571,30 @@ def _load_sets(
     return sets + [f"workload.{key}={value}" for key, value in named.items() if value is not None]
 
 
+def _run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, keep: bool) -> Outcome:
+    """Up, verify the link, load; down again unless `keep` or it was up before. Exits with 3 when the link is not what was asked for."""
+    from testbed import linkctl
+    from testbed.launch import namespaces
+
+    was_up = False
+    try:
+        testbed, was_up = _bring_up(scenario, port)
+        verified = linkctl.verify(scenario, testbed.state)
+        _say_verified(verified)
+        if not verified["ok"]:
+            _say("the link does not carry what was asked for: the run would be no measurement")
+            raise typer.Exit(3)
+        return _load(testbed, scenario, out, None, workers)
+    finally:
+        if not keep and not was_up:
+            namespaces.down()
+
+
 def _load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | None, workers: int) -> Outcome:
     from testbed.load import run_load
     from testbed.show import LoadProgress
 
-    folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise click.UsageError(
-            f"--out {folder}: is there already and not an empty folder; name another, nothing is overwritten"
-        )
+    folder = _new_folder(out, scenario)
     with LoadProgress() as progress:
         return run_load(
             testbed,
@@ -521,6 +605,14 @@ def _load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | 
             on_progress=progress.update,
             on_start=progress.start,
         )
+
+
+def _new_folder(out: Path | None, scenario: Scenario) -> Path:
+    """Where results go; never a folder that holds something."""
+    folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise typer.BadParameter(f"--out {folder}: is there already and not an empty folder; name another, nothing is overwritten")
+    return folder
 
 
 def _report(outcome: Outcome, json: bool) -> None:

@@ -1,6 +1,7 @@
 """A load against a running testbed: build its workload, begin it, let Locust replay it, end it, and write its results.
 
-The replay is a child process (`traces/replay.py` under Locust); this module only prepares it, watches it, and joins what every part noted down.
+The replay is a child process (`traces/replay.py` under Locust); this module only prepares it, watches it, and joins
+what every part noted down.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from typing import Any, Final
 import orjson
 import psutil
 
-from testbed import linkctl, plan
-from testbed.assemble import build_workload, lengths_of_workload, lengths_to_json, mean_output, plan_deployment
+from testbed import linkctl
+from testbed.assemble import build_workload, closed_form, lengths_to_json, workload_lengths
 from testbed.fleet import wall_rate_bps
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
-from testbed.lengths import lengths_of, mean_output_tokens
 from testbed.report.provenance import provenance
 from testbed.report.summary import LinkFigures, Meter, summarise
 from testbed.report.tables import request_table, timeline_table
@@ -64,7 +64,8 @@ class Testbed:
             answer: dict[str, Any] = orjson.loads(response.read())
         except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
             raise TestbedError(
-                f"the gateway at 127.0.0.1:{self.port} does not answer ({error or type(error).__name__}); see `prfaas status` and `prfaas logs gateway`"
+                f"the gateway at 127.0.0.1:{self.port} does not answer ({error or type(error).__name__}); "
+                "see `prfaas status` and `prfaas logs gateway`"
             ) from None
         finally:
             connection.close()
@@ -116,27 +117,14 @@ def run_load(
 ) -> Outcome:
     """Offer `scenario`'s workload to the testbed and write `out/`. scenario: one deployment, the one that is up.
 
-    policy: another policy for this load only. workers: Locust processes. on_start(trace, model rate, expected wall seconds).
-    Raises TraceError, ScenarioError and TestbedError before anything is sent; an interrupted load still has its results.
+    policy: another policy for this load only. workers: Locust processes. on_start(trace, model rate, expected wall
+    seconds). Raises TraceError, ScenarioError and TestbedError before anything is sent; an interrupted load still has
+    its results.
     """
     deployment = scenario.deployments[0]
     trace, rate_rps = build_workload(scenario, deployment)
-    synthetic = scenario.workload.trace is None
-    lengths = lengths_of_workload(scenario.workload) if synthetic else lengths_of(trace.requests)
-    output_tokens = mean_output(scenario.workload) if synthetic else mean_output_tokens(trace.requests)
-    point, _ = plan.solve(
-        plan_deployment(scenario, deployment, fixed_split=True), lengths, output_tokens, scenario.link.rate_bps
-    )
-    expected = {
-        "form": "mean",
-        "lambda_max_rps": point.lambda_max,
-        "threshold_tokens": plan.finite(point.threshold_tokens),
-        "offload_fraction": point.p,
-        "bottleneck": point.bottleneck,
-        "egress_bps": point.egress_bps / point.lambda_max * rate_rps,
-        "offered_rps": rate_rps,
-        "load_fraction": rate_rps / point.lambda_max,
-    }
+    lengths = workload_lengths(scenario, trace)
+    expected = closed_form(scenario, deployment, trace, rate_rps)
     scale = scenario.scale.time_scale
     with tempfile.TemporaryDirectory(prefix="prfaas-load-") as folder:
         work = Path(folder)
@@ -149,7 +137,8 @@ def run_load(
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scale)
         rows_path, progress_path = work / "client.csv", work / "progress.json"
         command = [
-            sys.executable, "-m", "locust", "-f", str(_replay_file()), "--headless", "--only-summary", "--loglevel", "WARNING",
+            sys.executable, "-m", "locust", "-f", str(_replay_file()), "--headless", "--only-summary",
+            "--loglevel", "WARNING",
             "--host", f"http://127.0.0.1:{testbed.port}", "--trace", str(trace_path), "--rows", str(rows_path),
             "--progress", str(progress_path), "--t0-ns", str(load["t0_ns"]), "--time-scale", repr(scale),
             "--late-bound-ms", repr(scenario.meter.late_p99_s * 1e3), "--model", load["model"],

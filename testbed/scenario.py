@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -375,7 +376,7 @@ def shipped() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
+def load(name_or_path: str, sets: Sequence[str] = ()) -> Scenario:
     """Read a scenario by shipped name or by path, with `key=value` overrides.
 
     Keys are dotted, values YAML; list items go by their names or their indices.
@@ -409,7 +410,7 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = ()) -> Scenario:
     return parse(data, source, overridden=bool(sets))
 
 
-def override(scenario: Scenario, sets: list[str]) -> Scenario:
+def override(scenario: Scenario, sets: Sequence[str]) -> Scenario:
     """A resolved scenario with `key=value` overrides. Raises ScenarioError."""
     data = scenario.model_dump(mode="json")
     for item in sets:
@@ -433,7 +434,8 @@ def _explain(error: Any, data: dict[str, Any]) -> str:
     match error["type"]:
         case "extra_forbidden":
             known = _known_keys(loc[:-1])
-            near = difflib.get_close_matches(loc[-1], known, 1)
+            whole = [name for name in known if name.startswith(f"{loc[-1]}_")]  # its unit was left out
+            near = whole or difflib.get_close_matches(loc[-1], known, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
         case "invalid_key":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
+_CLOCK = {"wire": "on the wire", "virtual": "in virtual time"}
 STYLE = {"valid": "bold green", "failed": "bold red", "invalid": "bold yellow"}
 
 
@@ -150,6 +151,19 @@ def show_summary(summary: dict[str, Any]) -> None:
         f"{_or_dash(summary['offload_fraction'], '{:.1%}')} (closed form {expected['offload_fraction']:.1%}), "
         f"threshold {_or_dash(summary['scheduler']['threshold_tokens'], '{:,.0f}')} tokens"
     )
+    if summary["clock"] == "wire":
+        _show_wire(link, meter)
+    for kind, count in summary["policy_errors"].items():
+        out.print(f"the policy failed {count} times: {kind} (contained; see requests.csv, policy_error)", style="yellow")
+    verdict = summary["verdict"]
+    out.print(
+        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] ({requests['completed']} of {requests['scheduled']} requests completed)"
+    )
+    for reason in verdict["reasons"]:
+        out.print(f"  {reason}", markup=False)
+
+
+def _show_wire(link: dict[str, Any], meter: dict[str, Any]) -> None:
     framing = "" if link["framing"] is None else f" ({link['framing']:+.1%})"
     out.print(
         f"on the wire: {link['wan_tx_bytes']:,} bytes for {link['kv_bytes']:,} of KV{framing}, "
@@ -166,17 +180,23 @@ def show_summary(summary: dict[str, Any]) -> None:
         + ", ".join(f"{name} {value * 1e3:.1f}" for name, value in late if value is not None)
         + cpu
     )
-    for kind, count in summary["policy_errors"].items():
-        out.print(
-            f"the policy failed {count} times: {kind} (contained; see requests.csv, policy_error)", style="yellow"
-        )
-    verdict = summary["verdict"]
-    out.print(
-        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] "
-        f"({requests['completed']} of {requests['scheduled']} requests completed)"
-    )
-    for reason in verdict["reasons"]:
-        out.print(f"  {reason}", markup=False)
+
+
+def show_fidelity(comparison: dict[str, Any]) -> None:
+    """The three clocks beside each other."""
+    table = Table(title=f"{comparison['scenario']}: {comparison['deployment']} under {comparison['policy']} at {comparison['load_fraction']:.0%} of Lambda_max")
+    for column in ("", "closed form", "virtual time", "wire", "virtual / wire - 1"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, row in comparison["figures"].items():
+        scale, form = (1e-9, "{:.2f}") if name.endswith("_bps") else (1, "{:.4f}")
+        cells = ["-" if row[key] is None else form.format(row[key] * scale) for key in ("closed", "virtual", "wire")]
+        table.add_row(name.replace("_bps", ", Gbps"), *cells, _or_dash(row["error"], "{:+.1%}"))
+    out.print(table)
+    out.print("closed form: unloaded TTFT, no queue and no transfer")
+    for clock, verdict in comparison["verdict"].items():
+        out.print(f"{clock}: [{STYLE[verdict['status']]}]{verdict['status']}[/]")
+        for reason in verdict["reasons"]:
+            out.print(f"  {reason}", markup=False)
 
 
 def _stats(values: dict[str, float | None], digits: int = 3) -> list[str]:
