@@ -1,0 +1,151 @@
+"""From a scenario to processes: who runs where, with which ports, peers and units."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from emulator.worker import Config as WorkerConfig
+from netem.agent import AgentConfig
+from netem.topology import ADDRESSES
+from testbed.fleet import launch_spec, link_rate_bps, model_rate_bps, wall_rate_bps
+from testbed.gateway import Config as GatewayConfig
+from testbed.launch.spec import LaunchSpec
+from testbed.launch.state import StateDir
+from testbed.scenario import Scenario, ScenarioError, load
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path, create=True)
+
+
+def spec_of(state: StateDir, scenario: Scenario | None = None, deployment: str | None = None) -> LaunchSpec:
+    scenario = scenario or load("toy")
+    return launch_spec(scenario, scenario.deployment(deployment), port=8123, state=state)
+
+
+def config(spec: LaunchSpec, name: str) -> dict[str, Any]:
+    found = next(process for process in spec.processes if process.name == name).config
+    assert found is not None
+    return dict(found)
+
+
+def as_read_by(kind: Any, data: dict[str, Any]) -> Any:
+    """The configuration as its process will decode it."""
+    return msgspec.json.decode(json.dumps(data).encode(), type=kind)
+
+
+class TestTheProcesses:
+    def test_are_the_link_then_decode_then_prefill_then_the_gateway(self, state: StateDir) -> None:
+        stages = {process.name: process.stage for process in spec_of(state).processes}
+        assert stages == {
+            "agent": 0, "pd-d-0": 1, "pd-d-1": 1, "prfaas-0": 2, "prfaas-1": 2, "pd-p-0": 2, "gateway": 3,
+        }  # fmt: skip
+
+    def test_are_in_their_sites(self, state: StateDir) -> None:
+        sites = {process.name: process.site for process in spec_of(state).processes}
+        assert sites["agent"] == "wan"
+        assert {sites[name] for name in ("prfaas-0", "prfaas-1")} == {"prfaas"}
+        assert {sites[name] for name in ("pd-p-0", "pd-d-0", "pd-d-1", "gateway")} == {"pd"}
+
+    def test_only_the_gateway_listens_for_the_host(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        assert [process.name for process in spec.processes if process.listens] == ["gateway"]
+        assert spec.port == 8123
+
+    def test_can_read_their_configurations(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        for process in spec.processes:
+            kind: Any = {"agent": AgentConfig, "gateway": GatewayConfig}.get(process.name, WorkerConfig)
+            if kind is AgentConfig:
+                continue
+            as_read_by(kind, config(spec, process.name))
+
+    @pytest.mark.parametrize("name", ["prfaas-pd", "homogeneous", "naive"])
+    def test_are_as_many_as_the_fleet_says(self, state: StateDir, name: str) -> None:
+        scenario = load("paper")
+        fleet = scenario.deployment(name).fleet
+        workers = [p.name for p in spec_of(state, scenario, name).processes if p.name not in ("agent", "gateway")]
+        assert len(workers) == fleet.n_prfaas + fleet.n_p + fleet.n_d
+
+
+class TestPortsAndPeers:
+    def test_every_worker_has_ports_of_its_own_within_the_contracts_ranges(self, state: StateDir) -> None:
+        spec = spec_of(state, load("toy", ["deployments.0.fleet={n_prfaas: 30, n_p: 30, n_d: 64}"]))
+        workers = [config(spec, process.name) for process in spec.processes if process.name not in ("agent", "gateway")]
+        control, data = [one["control_port"] for one in workers], [one["data_port"] for one in workers]
+        assert len(set(control)) == len(set(data)) == 124
+        assert all(7168 <= port <= 7295 for port in control)
+        assert all(7296 <= port <= 7423 for port in data)
+
+    def test_workers_listen_at_their_sites_address(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        assert config(spec, "prfaas-0")["host"] == ADDRESSES["prfaas"] == "10.77.1.1"
+        assert config(spec, "pd-d-0")["host"] == ADDRESSES["pd"] == "10.77.2.1"
+
+    def test_prefill_nodes_know_every_decode_node_where_it_listens(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        peers = config(spec, "prfaas-0")["peers"]
+        assert set(peers) == {"pd-d-0", "pd-d-1"}
+        for name, peer in peers.items():
+            worker = config(spec, name)
+            assert peer == {key: worker[key] for key in ("host", "control_port", "data_port")}
+        assert config(spec, "pd-d-0")["peers"] == {}
+
+    def test_the_gateway_knows_every_worker_where_it_listens(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        for node in config(spec, "gateway")["nodes"]:
+            worker = config(spec, node["name"])
+            assert all(node[key] == worker[key] for key in ("site", "role", "host", "control_port"))
+            assert node["slots"] == (10 if worker["role"] == "decode" else 0)
+
+    def test_one_secret_is_shared_and_new_each_time(self, state: StateDir) -> None:
+        first, second = ({p.config["secret"] for p in spec_of(state).processes if p.name != "agent" and p.config}
+                         for _ in range(2))  # fmt: skip
+        assert len(first) == len(second) == 1
+        assert first != second
+
+
+class TestUnits:
+    def test_a_wall_rate_is_the_model_rate_times_both_scales(self) -> None:
+        smoke = load("smoke")
+        assert wall_rate_bps(smoke, 16e9) == pytest.approx(160e6)
+        assert model_rate_bps(smoke, 160e6) == pytest.approx(16e9)
+
+    def test_the_agent_is_asked_for_the_wall_rate(self, state: StateDir) -> None:
+        assert config(spec_of(state, load("smoke")), "agent")["state"] == {"rate_bps": pytest.approx(160e6)}
+
+    def test_workers_get_model_units_and_the_scales(self, state: StateDir) -> None:
+        worker = config(spec_of(state, load("smoke")), "prfaas-0")
+        assert (worker["time_scale"], worker["byte_scale"]) == (10, 0.001)
+        assert worker["outbox_bytes"] == 32 * 2**30
+        assert (worker["pieces"], worker["connections"], worker["stream_interval"]) == (16, 4, 32)
+
+    def test_decode_is_the_pd_profiles_whatever_the_scenario_overrides(self, state: StateDir) -> None:
+        spec = spec_of(state, load("toy", ["decode.step_s=0.05", "decode.slots=3"]))
+        assert config(spec, "pd-d-0")["decode_step_s"] == 0.05
+        assert [node["slots"] for node in config(spec, "gateway")["nodes"] if node["role"] == "decode"] == [3, 3]
+
+    def test_each_site_has_its_own_profile(self, state: StateDir) -> None:
+        spec = spec_of(state, load("paper"))
+        assert config(spec, "prfaas-0")["profile"] == "h200-1t"
+        assert config(spec, "pd-p-0")["profile"] == "h20-1t"
+
+    @pytest.mark.parametrize(("scale", "remedy"), [(1e-9, "raise one of the three"), (1, "lower one of the three")])
+    def test_a_rate_that_no_kernel_shapes_is_refused_before_anything_starts(self, scale: float, remedy: str) -> None:
+        scenario = load("smoke", [f"scale.byte_scale={scale}", "scale.time_scale=1000"])
+        with pytest.raises(ScenarioError, match=rf"scenario smoke: link\.rate_bps = 1\.6e\+10 x .*bits/s.*{remedy}"):
+            link_rate_bps(scenario)
+
+
+class TestTheFingerprint:
+    def test_is_of_what_is_started_and_not_of_the_load(self, state: StateDir) -> None:
+        of_a_load = load("toy", ["workload.rate_rps=1", "seed=7", "slo.ttft_p90_s=1"])
+        assert spec_of(state, of_a_load).fingerprint == spec_of(state).fingerprint
+        assert spec_of(state, load("toy", ["link.rate_bps=1gbps"])).fingerprint != spec_of(state).fingerprint
+        assert spec_of(state, deployment="naive").fingerprint != spec_of(state).fingerprint
