@@ -5,6 +5,7 @@ The gateway's rows know the inside of a request's life, the client's rows its ou
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def request_table(
     A request the client scheduled and the gateway never saw has a row too (status failed, the client's error). Without
     client rows the schedule is the arrival, and a TTFT ends where the first token left the decode node.
     """
-    gateway = pd.read_csv(gateway_rows, converters=dict.fromkeys(_WORDS, str))
+    gateway = _read(gateway_rows, _WORDS)
     if client_rows is None:
         table = gateway.copy()
         for stamp in _CLIENT_STAMPS:
@@ -45,7 +46,7 @@ def request_table(
         table["client_error"] = ""
     else:
         stamps_ns = {f"t_{stamp}_ns": "Int64" for stamp in _CLIENT_STAMPS}  # exact, and with gaps
-        client = pd.read_csv(client_rows, converters={"request_id": str, "error": str}, dtype=stamps_ns)
+        client = _read(client_rows, ("request_id", "error"), stamps_ns)
         for stamp in _CLIENT_STAMPS:
             since_ns = (client[f"t_{stamp}_ns"] - t0_ns).to_numpy(dtype=np.float64, na_value=np.nan)
             client[f"{stamp}_s"] = since_ns * 1e-9 * time_scale
@@ -77,6 +78,17 @@ def request_table(
     table["in_window"] = (table["sched_s"] >= warmup_s) & (table["sched_s"] < duration_s)
     table = table.sort_values(["sched_s", "request_id"], ignore_index=True)
     return table[list(REQUEST_COLUMNS)]
+
+
+def _read(path: Path, words: Sequence[str], types: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """A CSV whose `words` are texts, empty where there is none, and whose other columns are numbers, NaN where none."""
+    numbers = [name for name in pd.read_csv(path, nrows=0).columns if name not in words]
+    return pd.read_csv(
+        path,
+        dtype={**dict.fromkeys(words, str), **(types or {})},
+        keep_default_na=False,
+        na_values={name: [""] for name in numbers},
+    )
 
 
 def timeline_table(
