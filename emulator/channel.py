@@ -1,7 +1,7 @@
 """Control connections: length-prefixed msgpack messages over TCP, in order, both ways.
 
-The dialler says who it is with `Hello` (node name and the data plane's secret); everything after it is one message a frame. Used between
-gateway and workers, and between prefill and decode workers.
+The dialler says who it is with `Hello` (node name and the data plane's secret); everything after it is one message a
+frame. Used between gateway and workers, and between prefill and decode workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Channel(asyncio.Protocol):
-    """One control connection. on_message(channel, message), on_closed(channel, reason); `peer` is the other end's node name once known.
+    """One control connection. `peer` is the other end's node name, once known.
+
+    on_message(channel, message) and on_closed(channel, reason) are called on the event loop's thread.
 
     A malformed or oversized frame closes the connection.
     """
@@ -140,7 +142,9 @@ class Dialler:
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            channel = Channel(self._on_message, self._closed, secret=self._hello.secret, hello=self._hello, peer=self.peer)
+            channel = Channel(
+                self._on_message, self._closed, secret=self._hello.secret, hello=self._hello, peer=self.peer
+            )
             self._lost.clear()
             with contextlib.suppress(OSError):  # TimeoutError is one
                 async with asyncio.timeout(_CONNECT_S):

@@ -1,8 +1,8 @@
 """Model time on the wall: the one place where a process's time is scaled.
 
-A `Clock` maps CLOCK_MONOTONIC to model seconds since t = 0. A `Driver` runs one pure machine by it with a single timer: due wake-ups are
-delivered with their *scheduled* times before anything that arrives later, and how late the timer really fired is recorded, because an
-emulation that falls behind must say so.
+A `Clock` maps CLOCK_MONOTONIC to model seconds since t = 0. A `Driver` runs one pure machine by it with a single
+timer: due wake-ups are delivered with their *scheduled* times before anything that arrives later, and how late the
+timer really fired is recorded, because an emulation that falls behind must say so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from emulator.instance import Machine
 from emulator.messages import WAKE, AnyMessage, Out
 
 _KEEP: Final = 200_000  # lateness samples kept for percentiles
-_ROUND_S: Final = 0.0005  # uvloop's timers have whole milliseconds, rounded to the nearest: asked for half a one later, none fires early
+# uvloop's timers have whole milliseconds, rounded to the nearest: asked for half a one later, none fires early.
+_ROUND_S: Final = 0.0005
 
 
 class Clock:
@@ -68,7 +69,9 @@ class Lateness:
 class Driver:
     """Runs one machine on the wall clock: `deliver(out)` gets everything it emits, in order."""
 
-    def __init__(self, machine: Machine, clock: Clock, deliver: Callable[[list[Out]], None], lateness: Lateness) -> None:
+    def __init__(
+        self, machine: Machine, clock: Clock, deliver: Callable[[list[Out]], None], lateness: Lateness
+    ) -> None:
         self.machine = machine
         self.clock = clock
         self.lateness = lateness

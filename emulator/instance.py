@@ -1,8 +1,9 @@
 """The serving instances as pure machines: a prefill instance and a decode instance.
 
-Read `messages.py` first. Each machine has two calls: `handle(now_s, message)` returns what it emits, `next_s()` the time it wants to be woken
-at. They know no clock, no socket and no chance, so the worker process and virtual time carry the very same code. A machine advances by
-*scheduled* times: woken late, it is still called with the time it asked for, so a late timer never delays the work behind it.
+Read `messages.py` first. Each machine has two calls: `handle(now_s, message)` returns what it emits, `next_s()` the
+time it wants to be woken at. They know no clock, no socket and no chance, so the worker process and virtual time
+carry the very same code. A machine advances by *scheduled* times: woken late, it is still called with the time it asked
+for, so a late timer never delays the work behind it.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ class _Prefill:
 class PrefillInstance:
     """Prefills one request at a time, first come first served, and offers each one's KV to its decode node.
 
-    A prefill of l tokens with c cached takes T_prefill(l - c) and produces S_kv(l - c) bytes in `pieces` equal pieces while it runs (layer-wise
-    prefill pipelining, paper section 3). The bytes count against the outbox from the start of the prefill until the receiver has them all;
-    a prefill whose bytes do not fit waits (one that is alone always fits).
+    A prefill of l tokens with c cached takes T_prefill(l - c) and produces S_kv(l - c) bytes in `pieces` equal pieces
+    while it runs (layer-wise prefill pipelining, paper section 3). The bytes count against the outbox from the start
+    of the prefill until the receiver has them all; a prefill whose bytes do not fit waits (one that is alone always
+    fits).
 
     outbox_bytes: model bytes of KV that may be produced or promised and not yet received.
     """
@@ -169,7 +171,14 @@ class PrefillInstance:
             (
                 WIRE,
                 Transmit(
-                    job.request_id, job.attempt, job.decode_node, grant.token, job.kv_bytes, self.pieces, job.start_s, job.end_s
+                    job.request_id,
+                    job.attempt,
+                    job.decode_node,
+                    grant.token,
+                    job.kv_bytes,
+                    self.pieces,
+                    job.start_s,
+                    job.end_s,
                 ),
             )
         )
@@ -238,12 +247,14 @@ class _Transfer:
 class DecodeInstance:
     """Grants room to incoming KV, admits what has landed to its slots, and decodes one token a step in each.
 
-    Reserve, then send: an announced transfer is granted room for all of its bytes, first in first out, out of `landing_bytes`; the room is
-    free again at admission. Token k (from 1) of an answer leaves at admission + (k - 1) T_decode, and the slot is held L_out x T_decode, which makes
-    equation (5), Theta_pd-d = N_d BS_max / (T_decode L_out), exact.
+    Reserve, then send: an announced transfer is granted room for all of its bytes, first in first out, out of
+    `landing_bytes`; the room is free again at admission. Token k (from 1) of an answer leaves at admission + (k - 1)
+    T_decode, and the slot is held L_out x T_decode, which makes equation (5), Theta_pd-d = N_d BS_max / (T_decode
+    L_out), exact.
 
-    slots: BS_max. step_s: T_decode, model seconds. landing_bytes: model bytes. stream_interval: tokens an event, or None for no token
-    events at all (virtual time). token_base: added to every transfer token (random on the wire, so that no stale token is ever right).
+    slots: BS_max. step_s: T_decode, model seconds. landing_bytes: model bytes. stream_interval: tokens an event, or
+    None for no token events at all (virtual time). token_base: added to every transfer token (random on the wire, so
+    that no stale token is ever right).
     """
 
     def __init__(
@@ -313,7 +324,9 @@ class DecodeInstance:
 
     def _on_announce(self, now_s: float, offer: Announce, out: list[Out]) -> None:
         if offer.kv_bytes > self.landing_bytes:
-            reason = f"{offer.kv_bytes} bytes of KV exceed the {self.landing_bytes} bytes of landing room of {self.name}"
+            reason = (
+                f"{offer.kv_bytes} bytes of KV exceed the {self.landing_bytes} bytes of landing room of {self.name}"
+            )
             out.append((offer.prefill_node, Refuse(offer.request_id, offer.attempt, reason)))
             return
         self._waiting[offer.request_id, offer.attempt] = _Transfer(offer)
@@ -413,7 +426,12 @@ class DecodeInstance:
         for transfer in unfinished:
             if transfer.offer.prefill_node == lost.node:
                 self._give_up(transfer.key, out)
-                out.append((CONTROL, AttemptFailed(*transfer.key, f"prefill node {lost.node} was lost before its KV had landed")))
+                out.append(
+                    (
+                        CONTROL,
+                        AttemptFailed(*transfer.key, f"prefill node {lost.node} was lost before its KV had landed"),
+                    )
+                )
         self._grant(out)
 
     def _give_up(self, key: Key, out: list[Out]) -> None:

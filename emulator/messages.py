@@ -1,9 +1,9 @@
-"""What the machines accept and emit: the objects of virtual time, and, encoded with msgpack, the control messages of the wire.
+"""What the machines accept and emit: the objects of virtual time, and, in msgpack, the control messages of the wire.
 
-Times are model seconds, sizes model bytes. `attempt` counts the tries of one request (a retry is a new attempt), so that
-a message about an abandoned attempt is never mistaken for one about its successor.
-A machine returns `Out` pairs (destination, message); the destination is a node's name, `CONTROL`, or `WIRE` (the KV transport
-beside the machine: real sockets on the wire, `netem.fluid` in virtual time).
+Times are model seconds, sizes model bytes. `attempt` counts the tries of one request (a retry is a new attempt), so
+that a message about an abandoned attempt is never mistaken for one about its successor.
+A machine returns `Out` pairs (destination, message); the destination is a node's name, `CONTROL`, or `WIRE` (the KV
+transport beside the machine: real sockets on the wire, `netem.fluid` in virtual time).
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class PathSample(msgspec.Struct, frozen=True):
 class Telemetry(Message, frozen=True, gc=False):
     """A node's own account of itself at t_s. Counters are cumulative since the node's epoch.
 
-    kv_landed_bytes: verified KV by the prefill node it came from, model bytes; wire_landed_bytes: the same as bytes on the wire.
-    late_p99_s, late_max_s: how late its timers fired, *wall* seconds.
+    kv_landed_bytes: verified KV by the prefill node it came from, model bytes; wire_landed_bytes: the same as bytes
+    on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds.
     """
 
     node: str
@@ -262,8 +262,30 @@ class Ready(Message, frozen=True, gc=False):
 
 
 AnyMessage = (
-    Wake | Prefill | Cancel | PeerLost | Announce | Abort | Grant | Refuse | Received | Transmit | StopTransmit | Expect | Unexpect
-    | Landed | Damaged | Prefilled | Admitted | Tokens | Finished | AttemptFailed | Telemetry | Hello | Epoch | Ready
+    Wake
+    | Prefill
+    | Cancel
+    | PeerLost
+    | Announce
+    | Abort
+    | Grant
+    | Refuse
+    | Received
+    | Transmit
+    | StopTransmit
+    | Expect
+    | Unexpect
+    | Landed
+    | Damaged
+    | Prefilled
+    | Admitted
+    | Tokens
+    | Finished
+    | AttemptFailed
+    | Telemetry
+    | Hello
+    | Epoch
+    | Ready
 )
 Out = tuple[str, AnyMessage]
 

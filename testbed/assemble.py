@@ -164,13 +164,17 @@ def workload_lengths(scenario: Scenario, trace: Trace) -> LengthDistribution:
 
 
 def closed_form(scenario: Scenario, deployment: Deployment, trace: Trace, rate_rps: float) -> dict[str, Any]:
-    """What equations (3)-(7), in the paper's form, say of a deployment (its own split, the nominal link) under a load of `rate_rps`."""
+    """What equations (3)-(7), in the paper's form, say of a deployment under a load of `rate_rps`.
+
+    The split is the deployment's own, the link the nominal one.
+    """
     synthetic = scenario.workload.trace is None
     output_tokens = mean_output(scenario.workload) if synthetic else mean_output_tokens(trace.requests)
     at = plan_deployment(scenario, deployment, fixed_split=True)
     lengths = workload_lengths(scenario, trace)
     point, _ = plan.solve(at, lengths, output_tokens, scenario.link.rate_bps)
-    ttft_mean_s, ttft_p90_s = unloaded_ttft_s(at.system(output_tokens, scenario.link.rate_bps), lengths, point.threshold_tokens)
+    system = at.system(output_tokens, scenario.link.rate_bps)
+    ttft_mean_s, ttft_p90_s = unloaded_ttft_s(system, lengths, point.threshold_tokens)
     return {
         "form": "mean",
         "lambda_max_rps": point.lambda_max,

@@ -53,7 +53,9 @@ OutOption = Annotated[
 ]
 WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=32, help="Locust processes that share the load.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Another seed than the scenario's.")]
-RequestsOption = Annotated[str, typer.Option("--requests", metavar="none|csv|parquet", help="Write a row a request, and as what.")]
+RequestsOption = Annotated[
+    str, typer.Option("--requests", metavar="none|csv|parquet", help="Write a row a request, and as what.")
+]
 TraceOption = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")
 ]
@@ -95,7 +97,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.close()
         code = 141
     except Exception as error:
-        _say(f"error: a defect of the testbed: {type(error).__name__}: {error}; the traceback is in {_keep_traceback()}")
+        what = f"{type(error).__name__}: {error}"
+        _say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
         code = 70
     sys.exit(code)
 
@@ -136,7 +139,10 @@ def plan(
     if plot is not None:
         from testbed.figures import plot_plan
 
-        plot_plan(result, plot)
+        try:
+            plot_plan(result, plot)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error), param_hint="--plot") from None
         _say(f"drew {plot}")
     if json:
         _print_json(result)
@@ -174,7 +180,10 @@ def run(
     outcome = _run_wire(chosen, port, out, workers, keep=keep)
     _report(outcome, json)
     if keep:
-        _say(f"the testbed is up at http://127.0.0.1:{port}; another load: make load, or prfaas load; stop it: make down, or prfaas down")
+        _say(
+            f"the testbed is up at http://127.0.0.1:{port}; another load: make load, or prfaas load; "
+            "stop it: make down, or prfaas down"
+        )
     raise typer.Exit(outcome.exit_code)
 
 
@@ -216,7 +225,8 @@ def simulate(
 
         show_summary(result.summary)
         count = len(result.requests)
-        typer.echo(f"{count} requests in {result.wall_s:.2f} s of wall time, {count / max(result.wall_s, 1e-9):,.0f} a second")
+        speed = count / max(result.wall_s, 1e-9)
+        typer.echo(f"{count} requests in {result.wall_s:.2f} s of wall time, {speed:,.0f} a second")
         if folder:
             typer.echo(f"results: {folder}")
     raise typer.Exit({"valid": 0, "failed": 1, "invalid": 3}[result.summary["verdict"]["status"]])
@@ -300,18 +310,18 @@ def load_command(
     from testbed.scenario import load, override
 
     testbed = _running()
+    running = testbed.scenario.deployments[0]
     load_sets = [*(sets or ()), *_load_sets(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)]
     if scenario is None:
         chosen = override(testbed.scenario, load_sets)
     else:
-        chosen = load(scenario, load_sets).only(testbed.scenario.deployments[0].name)
+        chosen = load(scenario, load_sets).only(running.name, running.policy.name)
     if chosen.fingerprint(testbed_only=True) != testbed.scenario.fingerprint(testbed_only=True):
         raise typer.BadParameter(
-            f"the testbed that is up ({testbed.scenario.name}, {testbed.scenario.deployments[0].name}) is not the one "
-            "this load is for; a load may change the workload, the policy (--policy) and the SLO only; for anything "
-            "else: prfaas down, prfaas up"
+            f"the testbed that is up ({testbed.scenario.name}, {running.name}) is not the one this load is for; a load "
+            "may change the workload, the policy (--policy) and the SLO only; for anything else: prfaas down, prfaas up"
         )
-    outcome = _load(testbed, chosen, out, policy, workers)
+    outcome = _load(testbed, chosen.only(None, policy), out, policy, workers)
     _report(outcome, json)
     raise typer.Exit(outcome.exit_code)
 
@@ -512,6 +522,7 @@ def trace_info(
 # what several commands share
 def _bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
     """The testbed of a scenario with one deployment, and whether it was up already."""
+    from testbed.assemble import lengths_of_workload, max_input_tokens
     from testbed.fleet import launch_spec
     from testbed.launch import namespaces
     from testbed.launch.state import StateDir
@@ -519,11 +530,13 @@ def _bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
     from testbed.policies import load_policy
 
     sys.path.insert(0, str(Path.cwd()))
-    load_policy(scenario.deployments[0].policy.name)
+    deployment = scenario.deployments[0]
+    load_policy(deployment.policy.name)
+    lengths_of_workload(scenario.workload, max_input_tokens(scenario, deployment))  # a trace that can be read
     state = StateDir(create=True)
     started = time.monotonic()
-    _say(f"starting {scenario.name} ({scenario.deployments[0].name}) ...")
-    result = namespaces.up(launch_spec(scenario, scenario.deployments[0], port=port, state=state))
+    _say(f"starting {scenario.name} ({deployment.name}) ...")
+    result = namespaces.up(launch_spec(scenario, deployment, port=port, state=state))
     if not result.already:
         (state.root / "scenario.yaml").write_text(scenario.to_yaml())
         _say(f"up after {time.monotonic() - started:.1f} s")
@@ -561,18 +574,30 @@ def _load_sets(
         raise typer.BadParameter("--rate-rps and --load-fraction are both given; give one")
     sets = []
     if trace is not None:
-        sets += [f"workload.trace={trace}"]
+        sets.append(f"workload.trace={_quoted(trace)}")
         arrivals = arrivals or "as-is"
-    if arrivals is not None:
-        sets.append(f"workload.arrivals.kind={arrivals}")
+    if arrivals == "gamma":
+        sets.append("workload.arrivals.kind=gamma")  # and the scenario's cv
+    elif arrivals is not None:
+        sets.append(f"workload.arrivals={{kind: {_quoted(arrivals)}}}")
     if duration_s is not None and warmup_s is None:
         warmup_s = min(50.0, duration_s / 10)
     named = {"duration_s": duration_s, "warmup_s": warmup_s, "rate_rps": rate_rps, "load_fraction": load_fraction}
     return sets + [f"workload.{key}={value}" for key, value in named.items() if value is not None]
 
 
+def _quoted(text: str) -> str:
+    """A text as YAML that means it, whatever is in it."""
+    import orjson
+
+    return orjson.dumps(text).decode()
+
+
 def _run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, keep: bool) -> Outcome:
-    """Up, verify the link, load; down again unless `keep` or it was up before. Exits with 3 when the link is not what was asked for."""
+    """Up, verify the link, load; down again unless `keep` or it was up before.
+
+    Exits with 3 when the link is not what was asked for.
+    """
     from testbed import linkctl
     from testbed.launch import namespaces
 
@@ -611,7 +636,7 @@ def _new_folder(out: Path | None, scenario: Scenario) -> Path:
     """Where results go; never a folder that holds something."""
     folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise typer.BadParameter(f"--out {folder}: is there already and not an empty folder; name another, nothing is overwritten")
+        raise typer.BadParameter(f"--out {folder}: is there already; name another, nothing is overwritten")
     return folder
 
 

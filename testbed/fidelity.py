@@ -1,7 +1,7 @@
 """How far the three clocks are apart: one scenario and seed in closed form, in virtual time, and on the wire.
 
-The same requests (same seed, same arrivals) go through both clocks; the closed form knows no queue, so it speaks of unloaded TTFT, throughput,
-offload and egress only. Relative errors are against the wire.
+The same requests (same seed, same arrivals) go through both clocks; the closed form knows no queue, so it speaks of
+unloaded TTFT, throughput, offload and egress only. Relative errors are against the wire.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ def compare(virtual: dict[str, Any], wire: dict[str, Any]) -> dict[str, Any]:
         add(f"ttft_s.{key}", closed["ttft_unloaded_s"].get(key), virtual["ttft_s"][key], wire["ttft_s"][key])
     for part in PARTS:
         for key in ("mean", "p90"):
-            add(f"ttft_split_s.{part}.{key}", None, virtual["ttft_split_s"]["overall"][part][key], wire["ttft_split_s"]["overall"][part][key])
+            add(
+                f"ttft_split_s.{part}.{key}",
+                None,
+                virtual["ttft_split_s"]["overall"][part][key],
+                wire["ttft_split_s"]["overall"][part][key],
+            )
     for key in ("mean", "p90"):
         add(f"egress_queue_s.{key}", None, virtual["egress_queue_s"][key], wire["egress_queue_s"][key])
         add(f"e2e_s.{key}", None, virtual["e2e_s"][key], wire["e2e_s"][key])

@@ -154,10 +154,12 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["clock"] == "wire":
         _show_wire(link, meter)
     for kind, count in summary["policy_errors"].items():
-        out.print(f"the policy failed {count} times: {kind} (contained; see requests.csv, policy_error)", style="yellow")
+        contained = "contained; see requests.csv, policy_error"
+        out.print(f"the policy failed {count} times: {kind} ({contained})", style="yellow")
     verdict = summary["verdict"]
     out.print(
-        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] ({requests['completed']} of {requests['scheduled']} requests completed)"
+        f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] "
+        f"({requests['completed']} of {requests['scheduled']} requests completed)"
     )
     for reason in verdict["reasons"]:
         out.print(f"  {reason}", markup=False)
@@ -184,7 +186,8 @@ def _show_wire(link: dict[str, Any], meter: dict[str, Any]) -> None:
 
 def show_fidelity(comparison: dict[str, Any]) -> None:
     """The three clocks beside each other."""
-    table = Table(title=f"{comparison['scenario']}: {comparison['deployment']} under {comparison['policy']} at {comparison['load_fraction']:.0%} of Lambda_max")
+    what = f"{comparison['scenario']}: {comparison['deployment']} under {comparison['policy']}"
+    table = Table(title=f"{what} at {comparison['load_fraction']:.0%} of Lambda_max")
     for column in ("", "closed form", "virtual time", "wire", "virtual / wire - 1"):
         table.add_column(column, justify="left" if not column else "right")
     for name, row in comparison["figures"].items():

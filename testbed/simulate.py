@@ -1,8 +1,9 @@
 """Virtual time: the same policy, control and instances as on the wire, carried by one heap.
 
-The driver decides nothing. It keeps the order of time and carries messages between the pure machines: `control.py`, the instances, and the link
-(`netem.fluid`). What happens at one time happens in this order: the link steps, KV lands, machines wake, requests arrive; messages without a
-delay are delivered, first in first out, before time moves. Nothing is left to chance, so a seed gives the same bytes out on every machine.
+The driver decides nothing. It keeps the order of time and carries messages between the pure machines: `control.py`,
+the instances, and the link (`netem.fluid`). What happens at one time happens in this order: the link steps, KV lands,
+machines wake, requests arrive; messages without a delay are delivered, first in first out, before time moves. Nothing
+is left to chance, so a seed gives the same bytes out on every machine.
 
     from testbed.simulate import simulate
     result = simulate("paper", sets=["workload.load_fraction=0.9"])
@@ -66,7 +67,7 @@ WAKE_UP: Final = 2
 ARRIVAL: Final = 3
 
 INTRA_BPS: Final = 800e9
-"""KV inside a site, bits/s: the paper's RDMA fabric (8 x 100 Gbps), contention-free a pair. On the wire it is loopback."""
+"""KV inside a site, bits/s a pair: the paper's RDMA fabric, taken as 8 x 100 Gbps. On the wire it is loopback."""
 
 
 class World:
@@ -103,7 +104,10 @@ class World:
             fleet.append(NodeSpec(name, site, role, decode.decode_slots if role == "decode" else 0))
             if role == "prefill":
                 self._machines[name] = PrefillInstance(
-                    name, by_site[site], pieces=scenario.pieces(deployment, site), outbox_bytes=scenario.transport.outbox_bytes
+                    name,
+                    by_site[site],
+                    pieces=scenario.pieces(deployment, site),
+                    outbox_bytes=scenario.transport.outbox_bytes,
                 )
             else:
                 self._machines[name] = DecodeInstance(
@@ -211,9 +215,9 @@ class World:
     def _tell_control(self, event: Any) -> None:
         for destination, command in self.control.handle(self.now_s, event):
             if destination == CLIENT:
-                self._on_end(command.record)
+                self._on_end(command.record)  # type: ignore[union-attr]
             else:
-                self._due.append((destination, command))
+                self._due.append((destination, command))  # type: ignore[arg-type]
 
     def _tell_machine(self, name: str, message: AnyMessage) -> None:
         machine = self._machines[name]
@@ -236,7 +240,14 @@ class World:
                 self._push(self._intra_landing_s(message), LANDING, message.token)
             else:
                 self.link.transmit(
-                    self.now_s, node, message.decode_node, message.token, message.kv_bytes, message.pieces, message.start_s, message.end_s
+                    self.now_s,
+                    node,
+                    message.decode_node,
+                    message.token,
+                    message.kv_bytes,
+                    message.pieces,
+                    message.start_s,
+                    message.end_s,
                 )
                 self._land()
         elif type(message) is StopTransmit:
@@ -246,7 +257,7 @@ class World:
                 self._land()
 
     def _intra_landing_s(self, order: Transmit) -> float:
-        """When a transfer inside the site has landed: the first piece waits for the grant, the last one for the computation."""
+        """When a transfer inside the site lands: the first piece waits for the grant, the last for the computation."""
         piece_s = order.kv_bytes * 8 / INTRA_BPS / order.pieces
         first_s = order.start_s + (order.end_s - order.start_s) / order.pieces
         return max(max(self.now_s, first_s) + piece_s * order.pieces, max(self.now_s, order.end_s) + piece_s)
@@ -266,7 +277,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A run in virtual time. requests: the request table (REQUEST_COLUMNS). summary: as summary.json. trace: what was offered."""
+    """A run in virtual time.
+
+    requests: the request table (REQUEST_COLUMNS). summary: as summary.json. trace: what was offered.
+    """
 
     requests: pd.DataFrame
     summary: dict[str, Any]
@@ -287,7 +301,8 @@ def simulate(
 ) -> Result:
     """Run a scenario in virtual time. workload: (trace, rate) to offer instead of the scenario's own.
 
-    Deterministic: the same scenario and seed give the same tables, whatever the process or PYTHONHASHSEED. Raises ScenarioError and TraceError.
+    Deterministic: the same scenario and seed give the same tables, whatever the process or PYTHONHASHSEED. Raises
+    ScenarioError and TraceError.
     """
     loaded = load_scenario(scenario, sets) if isinstance(scenario, str) else override(scenario, list(sets))
     loaded = loaded.only(deployment, policy)
@@ -332,7 +347,14 @@ def simulate(
         totals=totals,
         expected=expected,
     )
-    summary = {"scenario": loaded.name, "deployment": chosen.name, "policy": chosen.policy.name, "clock": "virtual", "seed": loaded.seed, **summary}
+    summary = {
+        "scenario": loaded.name,
+        "deployment": chosen.name,
+        "policy": chosen.policy.name,
+        "clock": "virtual",
+        "seed": loaded.seed,
+        **summary,
+    }
     return Result(requests, summary, trace, loaded, wall_s, world.events)
 
 

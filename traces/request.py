@@ -1,7 +1,7 @@
 """The one row every trace becomes: a Request.
 
-A loader (one file a format) turns a public trace into a list of these; synthetic generators make them; replay sends them.
-Times are seconds from the start of the trace; lengths are tokens.
+A loader (one file a format) turns a public trace into a list of these; synthetic generators make them; replay sends
+them. Times are seconds from the start of the trace; lengths are tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Request:
 
     arrival_s: seconds since the start of the trace, >= 0 and finite.
     input_tokens, output_tokens: >= 1.
-    block_hashes: one id a block of ``block_size`` tokens of the prompt, prefix-chained (equal ids mean an equal prefix up to and
+    block_hashes: one id a block of ``block_size`` tokens of the prompt, prefix-chained (equal ids mean an equal
+    prefix up to and
         including that block); empty when the trace says nothing about content. The last block may be partial.
     block_size: tokens a block; 0 when there are no hashes.
     session: a conversation's name, or "" when the trace has none.
@@ -43,10 +44,12 @@ class Request:
                 raise TraceError(f"{field} = {getattr(self, field)}: must be at least 1 token")
         if self.block_hashes:
             if self.block_size < 1:
-                raise TraceError(f"block_size = {self.block_size}: must be at least 1 token when there are block hashes")
+                raise TraceError(
+                    f"block_size = {self.block_size}: must be at least 1 token when there are block hashes"
+                )
             blocks = -(-self.input_tokens // self.block_size)
             if len(self.block_hashes) != blocks:
                 raise TraceError(
-                    f"{len(self.block_hashes)} block hashes for {self.input_tokens} tokens in blocks of {self.block_size}: "
-                    f"must be {blocks}"
+                    f"{len(self.block_hashes)} block hashes for {self.input_tokens} tokens in blocks of "
+                    f"{self.block_size}: must be {blocks}"
                 )

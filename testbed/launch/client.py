@@ -36,9 +36,6 @@ class UnixClient:
     def put(self, path: str, body: Any = None) -> Any:
         return self._request("PUT", path, body)
 
-    def put(self, path: str, body: Any) -> Any:
-        return self._request("PUT", path, body)
-
     def _request(self, method: str, path: str, body: Any) -> Any:
         connection = _Connection(self.path, self.timeout_s)
         try:

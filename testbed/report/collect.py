@@ -1,4 +1,6 @@
-"""Collects finished requests of a run in virtual time as plain arrays: a million of them fit in little memory, and become a table at the end."""
+"""Collects the finished requests of a run in virtual time as plain arrays: a million of them fit in little memory, and
+become a table at the end.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,31 @@ import pandas as pd
 from testbed.control import Record
 from testbed.report.rows import PARTS, REQUEST_COLUMNS
 
-_TIMES: Final = ("arrive_s", "route_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "finished_s", "threshold_tokens")
+_TIMES: Final = (
+    "arrive_s",
+    "route_s",
+    "prefill_start_s",
+    "prefill_end_s",
+    "landed_s",
+    "admitted_s",
+    "finished_s",
+    "threshold_tokens",
+)
 _COUNTS: Final = ("input_tokens", "cached_tokens", "output_tokens_asked", "output_tokens", "attempts", "kv_bytes")
-_WORDS: Final = ("status", "error", "error_message", "policy_error", "prefill_site", "prefill_node", "decode_node", "reason")
+_WORDS: Final = (
+    "status",
+    "error",
+    "error_message",
+    "policy_error",
+    "prefill_site",
+    "prefill_node",
+    "decode_node",
+    "reason",
+)
 
 
 class Collector:
-    """Call it with each record as it ends; `table()` is then the request table, columns REQUEST_COLUMNS, in order of arrival."""
+    """Call it with each record as it ends; `table()` is then the request table, in order of arrival."""
 
     def __init__(self) -> None:
         self._times = array("d")
@@ -70,7 +90,10 @@ class Collector:
         return len(self._ids)
 
     def table(self, *, warmup_s: float, duration_s: float) -> pd.DataFrame:
-        """One row a request. In virtual time the client is a perfect one: it sends on schedule, and tokens reach it at once."""
+        """One row a request, columns REQUEST_COLUMNS.
+
+        In virtual time the client is a perfect one: it sends on schedule, and tokens reach it at once.
+        """
         times = np.frombuffer(self._times, dtype=np.float64).reshape(-1, len(_TIMES))
         counts = np.frombuffer(self._counts, dtype=np.int64).reshape(-1, len(_COUNTS))
         codes = np.frombuffer(self._codes, dtype=np.uint16).reshape(-1, len(_WORDS))
@@ -79,7 +102,10 @@ class Collector:
         columns |= {name: times[order, i] for i, name in enumerate(_TIMES)}
         columns |= {name: counts[order, i] for i, name in enumerate(_COUNTS)}
         names = list(self._words)
-        columns |= {name: pd.Categorical.from_codes(codes[order, i].astype(np.int32), names) for i, name in enumerate(_WORDS)}
+        columns |= {
+            name: pd.Categorical.from_codes(codes[order, i].astype(np.int32), names)  # type: ignore[call-overload]
+            for i, name in enumerate(_WORDS)
+        }
         table = pd.DataFrame(columns)
         ok = (table["status"] == "ok").to_numpy()
         table["sched_s"] = table["send_s"] = table["arrive_s"]

@@ -203,7 +203,7 @@ def _scheduler(requests: pd.DataFrame, totals: dict[str, Any], expected: dict[st
         "threshold_changes": int((thresholds.diff().fillna(0) != 0).sum()),
         "role_changes": 0,
         "settle_s": None,
-        "threshold_over_optimum": present / optimum if usable else None,
+        "threshold_over_optimum": present / optimum if usable and present is not None and optimum is not None else None,
     }
 
 

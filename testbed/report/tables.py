@@ -85,7 +85,7 @@ def _read(path: Path, words: Sequence[str], types: Mapping[str, str] | None = No
     numbers = [name for name in pd.read_csv(path, nrows=0).columns if name not in words]
     return pd.read_csv(
         path,
-        dtype={**dict.fromkeys(words, str), **(types or {})},
+        dtype={**dict.fromkeys(words, "str"), **(types or {})},
         keep_default_na=False,
         na_values={name: [""] for name in numbers},
     )

@@ -32,6 +32,7 @@ def write_results(
 
 def markdown(summary: dict[str, Any]) -> str:
     """The summary as a short Markdown report, verdict first."""
+    on_wire = summary["clock"] == "wire"
     verdict, requests, link = summary["verdict"], summary["requests"], summary["link"]
     expected, threshold = summary["closed_form"], summary["scheduler"]["threshold_tokens"]
     lines = [
@@ -62,11 +63,12 @@ def markdown(summary: dict[str, Any]) -> str:
         f"| egress, Gbps | {_gbps(summary['egress_bps'])} | {_gbps(expected['egress_bps'])} |",
         f"| threshold, tokens | {_number(threshold, 0)} | {_number(expected['threshold_tokens'], 0)} |",
         "",
-        ("Bytes on the wire" if summary["clock"] == "wire" else "Bytes on the modelled link") + f": {link['wan_tx_bytes']:,} for {link['kv_bytes']:,} of KV"
+        ("Bytes on the wire" if on_wire else "Bytes on the modelled link")
+        + f": {link['wan_tx_bytes']:,} for {link['kv_bytes']:,} of KV"
         + (f" ({link['framing']:+.1%})" if link["framing"] is not None else "")
         + f", {link['direct_packets']} packets unshaped, {link['retransmits']} retransmits.",
         "",
-        _meter(summary["meter"]) if summary["clock"] == "wire" else "In virtual time: the link is modelled, and nothing is late.",
+        _meter(summary["meter"]) if on_wire else "In virtual time: the link is modelled, and nothing is late.",
         "",
     ]
     return "\n".join(lines)

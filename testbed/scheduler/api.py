@@ -1,8 +1,8 @@
 """What a routing policy sees and what it answers: the whole contract between a policy and the testbed.
 
-A policy is told at the start of a load what an operator would know (`Setup`), then asked once a request (`route`). It sees observations only:
-never a request's output length, never the link's true rate. `SystemView` and `NodeView` are live objects owned by control: read them, keep
-no reference across calls, change nothing.
+A policy is told at the start of a load what an operator would know (`Setup`), then asked once a request (`route`). It
+sees observations only: never a request's output length, never the link's true rate. `SystemView` and `NodeView` are
+live objects owned by control: read them, keep no reference across calls, change nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Role = Literal["prefill", "decode"]
 class RequestView(NamedTuple):
     """A request as a scheduler can know it: its prompt, not its answer.
 
-    arrival_s: model seconds since t = 0. input_tokens: l_total. block_hashes: prefix-chained ids of blocks of block_size tokens,
-    empty when unknown. attempt: 1 for the first try, more after a node was lost under it.
+    arrival_s: model seconds since t = 0. input_tokens: l_total. block_hashes: prefix-chained ids of blocks of
+    block_size tokens, empty when unknown. attempt: 1 for the first try, more after a node was lost under it.
     """
 
     request_id: str
@@ -40,10 +40,12 @@ class RequestView(NamedTuple):
 class NodeView:
     """One instance as control knows it. Read-only for policies.
 
-    queued_requests, queued_tokens, queued_s: routed here and not yet prefilled, the running one included; queued_s is their prefill time by the
+    queued_requests, queued_tokens, queued_s: routed here and not yet prefilled, the running one included; queued_s is
+    their prefill time by the
         node's own profile, model seconds.
     assigned_requests: for a decode node, routed here and not yet finished; decoding_requests: those with a slot.
-    told_s: the node's stamp of its latest telemetry, model seconds (-inf before the first). outbox_bytes, landing_bytes, unsent_bytes (model
+    told_s: the node's stamp of its latest telemetry, model seconds (-inf before the first). outbox_bytes,
+    landing_bytes, unsent_bytes (model
         bytes), retransmits (cumulative), rtt_s: from it.
     """
 
@@ -91,7 +93,8 @@ class NodeView:
 class SystemView:
     """The system now, as observed. One live object, not a copy a decision.
 
-    nodes: every instance by name. egress_bps: rate at which KV from the prfaas site has landed lately (model bits/s), as workers report it.
+    nodes: every instance by name. egress_bps: rate at which KV from the prfaas site has landed lately (model bits/s),
+    as workers report it.
     link_nominal_bps: what the operator was told the link carries.
     """
 
@@ -125,7 +128,8 @@ class SystemView:
 class Setup:
     """What an operator knows when a load begins.
 
-    link_nominal_bps: model bits/s. n_prfaas, n_p, n_d: instances. hardware: what a prefill costs at each site (paper Table 5).
+    link_nominal_bps: model bits/s. n_prfaas, n_p, n_d: instances. hardware: what a prefill costs at each site (paper
+    Table 5).
     decode_step_s: T_decode; decode_slots: BS_max. lengths: the distribution of the load's input lengths.
     parameters: the scenario's own settings for this policy.
     """
@@ -144,7 +148,8 @@ class Setup:
 class Decision(NamedTuple):
     """Where a request goes, and why.
 
-    prefill_node, decode_node: names of live nodes of these roles. reason: the rule that decided, a short stable word or two.
+    prefill_node, decode_node: names of live nodes of these roles. reason: the rule that decided, a short stable word
+    or two.
     threshold_tokens: t at the time, when the policy has one.
     """
 
@@ -156,7 +161,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The request is not served: the client gets HTTP 429 with the reason and Retry-After (wall seconds, rounded up)."""
+    """The request is not served: its client gets HTTP 429, the reason, and Retry-After (wall seconds, rounded up)."""
 
     reason: str
     retry_after_s: float = 1.0
@@ -165,7 +170,8 @@ class Reject:
 class Policy(Protocol):
     """A routing policy. Construct without arguments; one object serves one load.
 
-    Pure: no clock, no randomness but a generator seeded by itself, no input or output. `route` runs on the request path: microseconds.
+    Pure: no clock, no randomness but a generator seeded by itself, no input or output. `route` runs on the request
+    path: microseconds.
     """
 
     def start(self, setup: Setup) -> None:

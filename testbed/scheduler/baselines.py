@@ -1,7 +1,7 @@
 """The policies to compare with: everything remote, everything local, and a threshold that never moves.
 
-All of them, and `prfaas`, choose the node inside a cluster the same way (`rules.py`), so that a comparison shows the routing rule and
-nothing else.
+All of them, and `prfaas`, choose the node inside a cluster the same way (`rules.py`), so that a comparison shows the
+routing rule and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Naive:
 
 
 class Homogeneous:
-    """Every prefill local: the paper's homogeneous PD deployment (Table 6), or any fleet with its remote site unused."""
+    """Every prefill local: the paper's homogeneous PD deployment (Table 6), or any fleet, its remote site unused."""
 
     def start(self, setup: Setup) -> None:
         pass
@@ -33,7 +33,8 @@ class Homogeneous:
 class Static:
     """A fixed threshold: l > t is prefilled remotely, l <= t locally.
 
-    Parameter `threshold_tokens`; without it, the optimum by equation (7) for the load's lengths and the nominal link, never changed.
+    Parameter `threshold_tokens`; without it, the optimum by equation (7) for the load's lengths and the nominal link,
+    never changed.
     """
 
     def start(self, setup: Setup) -> None:

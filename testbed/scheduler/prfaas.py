@@ -1,6 +1,7 @@
 """The paper's policy: selective offloading by a length threshold that balances the two clusters.
 
-The threshold is solved once, when a load begins, by equation (7) for the load's length distribution and the nominal link.
+The threshold is solved once, when a load begins, by equation (7) for the load's length distribution and the nominal
+link.
 """
 
 from __future__ import annotations

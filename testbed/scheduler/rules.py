@@ -3,7 +3,6 @@
 They stand apart so that two policies differ in their routing rule and in nothing else.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ def least_loaded_prefill(nodes: Sequence[NodeView]) -> NodeView:
 
 
 def least_loaded_decode(nodes: Sequence[NodeView]) -> NodeView:
-    """The node with the fewest requests a slot, those on their way included; ties go to the first. There is at least one."""
+    """The node with the fewest requests a slot, those on their way included; ties go to the first. There is one."""
     best, least = nodes[0], nodes[0].assigned_requests / nodes[0].slots
     for node in nodes:
         load = node.assigned_requests / node.slots
@@ -32,7 +31,7 @@ def least_loaded_decode(nodes: Sequence[NodeView]) -> NodeView:
 
 
 def send(view: SystemView, site: Site, reason: str, threshold_tokens: float | None = None) -> Decision | Reject:
-    """Prefill at `site` if it has a live prefill node, else at the other site; decode at the least loaded decode node."""
+    """Prefill at `site` if it has a live prefill node, else at the other site; decode at the least loaded node."""
     decoders = view.decode()
     if not decoders:
         return Reject("no live decode node")
@@ -54,9 +53,10 @@ def by_threshold(request: RequestView, view: SystemView, threshold_tokens: float
 
 
 def solve_threshold(setup: Setup) -> float:
-    """The t of equation (7) in the paper's form, tokens, for the load's lengths, the fleet as it is and the nominal link.
+    """The t of equation (7) in the paper's form, tokens: for the load's lengths, the fleet as it is, the nominal link.
 
-    A fleet without remote prefill keeps everything local (infinity), one without local prefill sends everything away (0).
+    A fleet without remote prefill keeps everything local (infinity), one without local prefill sends everything away
+    (0).
     """
     if not setup.n_prfaas:
         return model.ALL_LOCAL
