@@ -1,0 +1,284 @@
+"""The command `prfaas` as people and scripts meet it: what it prints where, and what it ends with.
+
+Nothing here starts a testbed; the state directory is the test's own and empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import cli
+from testbed.scenario import load
+
+
+@dataclass
+class Ended:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)  # one object, and nothing else
+        return found
+
+
+@pytest.fixture
+def prfaas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """prfaas(*arguments): the command, in a folder and with a state directory of the test's own."""
+    monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            cli.main(list(arguments))
+        told = capsys.readouterr()
+        code = end.value.code
+        assert isinstance(code, int)
+        assert "Traceback" not in told.out + told.err
+        return Ended(code, told.out, told.err)
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    rows = [{"timestamp": 3000 * i, "input_length": 1024, "output_length": 5, "hash_ids": [0, i + 1]} for i in range(9)]
+    path = tmp_path / "my trace: 1.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+class TestHelp:
+    @pytest.mark.parametrize(
+        "command",
+        [[], ["plan"], ["simulate"], ["run"], ["up"], ["load"], ["status"], ["logs"], ["down"], ["doctor"], ["link"]]
+        + [["link", verb] for verb in ("show", "set", "verify")]
+        + [["trace", "info"]],
+    )
+    def test_every_command_has_it(self, prfaas: Any, command: list[str]) -> None:
+        ended = prfaas(*command, "--help")
+        assert ended.code == 0
+        assert ended.out.startswith("Usage: prfaas")
+
+    def test_the_installed_script_is_this_command(self) -> None:
+        script = Path(sys.executable).parent / "prfaas"
+        ended = subprocess.run([script, "plan", "-h"], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0
+        assert "equations (1)-(8)" in ended.stdout
+
+    def test_is_quick_since_it_imports_no_room(self) -> None:
+        code = (
+            "import sys; from testbed import cli\n"
+            "try: cli.main(['--help'])\n"
+            "except SystemExit: pass\n"
+            "heavy = {'aiohttp', 'matplotlib', 'pandas', 'locust', 'torch'} & set(sys.modules)\n"
+            "assert not heavy, heavy"
+        )
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+class TestPlan:
+    @pytest.mark.parametrize("scenario", ["toy", "paper", "smoke"])
+    def test_json_is_one_object_on_standard_output(self, prfaas: Any, scenario: str) -> None:
+        ended = prfaas("plan", scenario, "--json")
+        assert ended.code == 0
+        assert ended.err == ""
+        plan = ended.json
+        assert plan["scenario"] == scenario
+        assert [one["name"] for one in plan["deployments"]] == ["prfaas-pd", "homogeneous", "naive"]
+        figures = {"threshold_tokens", "n_prfaas", "n_p", "n_d", "offload_fraction", "lambda_max_rps", "bottleneck"}
+        figures |= {"theta_prfaas_rps", "theta_pd_p_rps", "theta_pd_d_rps", "ratio", "ttft_unloaded_s", "egress_bps"}
+        assert all(figures <= set(one) for one in plan["deployments"])
+
+    def test_the_papers_optimum_is_found(self, prfaas: Any) -> None:
+        best = prfaas("plan", "paper", "--json").json["deployments"][0]
+        assert (best["n_prfaas"], best["n_p"], best["n_d"]) == (4, 3, 5)
+        assert best["lambda_max_rps"] == pytest.approx(3.24, rel=0.05)
+
+    def test_the_toy_is_as_in_the_walk_through(self, prfaas: Any) -> None:
+        toy = prfaas("plan", "toy", "--json").json
+        assert toy["deployments"][0]["threshold_tokens"] == 8192
+        assert "paper" not in toy
+
+    def test_for_people_is_a_table_with_the_papers_figures_beside_ours(self, prfaas: Any) -> None:
+        ended = prfaas("plan", "paper")
+        assert ended.code == 0
+        assert "prfaas-pd" in ended.out
+        assert "(paper 3.240, " in ended.out
+        assert "Lambda_max with expectations" in ended.out
+        assert "paper" not in prfaas("plan", "toy").out.replace("(the paper)", "")
+
+    def test_takes_overrides(self, prfaas: Any) -> None:
+        plan = prfaas("plan", "toy", "--json", "--set", "link.rate_bps=1gbps", "--set", "workload.output_tokens=7").json
+        assert (plan["link_bps"], plan["output_tokens"]) == (1e9, 7)
+
+    def test_takes_the_form(self, prfaas: Any) -> None:
+        assert prfaas("plan", "toy", "--json", "--form", "expectation").json["form"] == "expectation"
+        assert prfaas("plan", "toy", "--form", "median").code == 2
+
+    def test_reads_a_file(self, prfaas: Any, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text(load("toy", ["name=mine"]).to_yaml())
+        assert prfaas("plan", "mine.yaml", "--json").json["scenario"] == "mine"
+
+    @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+    def test_draws_figure_5(self, prfaas: Any, tmp_path: Path, suffix: str) -> None:
+        ended = prfaas("plan", "paper", "--plot", f"figure.{suffix}", "--json")
+        assert ended.code == 0
+        assert ended.json["scenario"] == "paper"
+        assert "drew figure" in ended.err
+        assert (tmp_path / f"figure.{suffix}").stat().st_size > 1000
+
+    @pytest.mark.parametrize("path", ["figure.bmp", "nowhere/figure.png"])
+    def test_a_figure_that_cannot_be_drawn_is_a_usage_error(self, prfaas: Any, path: str) -> None:
+        ended = prfaas("plan", "toy", "--plot", path)
+        assert ended.code == 2
+        assert path in ended.err
+
+
+class TestAUsersError:
+    @pytest.mark.parametrize(
+        ("arguments", "part"),
+        [
+            (["plan", "papr"], "did you mean paper?"),
+            (["plan", "./nowhere.yaml"], "./nowhere.yaml: no such file"),
+            (["plan", "toy", "--set", "link.rate=1"], "link.rate: unknown key; did you mean rate_bps?"),
+            (["plan", "toy", "--set", "link.rate_bps=100MB/s"], "may mean bytes"),
+            (["plan", "toy", "--set", "nonsense"], "must be key=value"),
+            (["plan", "toy", "--set", "deployments.0.profiles.pd=h20"], "did you mean h20-1t?"),
+            (["simulate", "toy", "--deployment", "nive"], "no deployment 'nive'"),
+            (["up", "toy", "--policy", "naiv"], "did you mean naive?"),
+            (["up", "toy", "--policy", "nowhere:Policy"], "must be importable"),
+            (["run", "toy", "--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+            (["up", "smoke", "--set", "scale.byte_scale=1e-9"], "can be shaped: raise one of the three"),
+            (["trace", "info", "nowhere.jsonl"], "nowhere.jsonl"),
+        ],
+    )
+    def test_is_one_line_on_standard_error_and_exit_code_2(
+        self, prfaas: Any, arguments: list[str], part: str, tmp_path: Path
+    ) -> None:
+        ended = prfaas(*arguments)
+        assert ended.code == 2
+        assert ended.out == ""
+        assert [line for line in ended.err.splitlines() if line.startswith("error: ")]
+        assert part in ended.err
+        assert not list((tmp_path / "state").glob("testbed.json"))  # nothing was started
+
+    def test_with_json_leaves_standard_output_empty(self, prfaas: Any) -> None:
+        ended = prfaas("plan", "papr", "--json")
+        assert (ended.code, ended.out) == (2, "")
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["nonsense"],
+            ["plan"],
+            ["plan", "toy", "--nonsense"],
+            ["up", "toy", "--port", "70000"],
+            ["link", "set", "--rate", "8gbps", "--direction", "up"],
+            ["trace", "info", "x.csv", "--map", "nonsense"],
+            ["run", "toy", "--rate-rps", "1", "--load-fraction", "0.5"],
+        ],
+    )
+    def test_of_usage_shows_how_it_goes(self, prfaas: Any, arguments: list[str]) -> None:
+        ended = prfaas(*arguments)
+        assert ended.code == 2
+        assert "Usage: prfaas" in ended.err
+        assert "Error: " in ended.err
+
+
+class TestWithoutATestbed:
+    @pytest.mark.parametrize(
+        "arguments",
+        [["load"], ["load", "toy"], ["link", "show"], ["link", "set", "--rate", "8gbps"], ["link", "verify"]],
+    )
+    def test_a_command_that_needs_one_says_how_to_start_it(self, prfaas: Any, arguments: list[str]) -> None:
+        ended = prfaas(*arguments)
+        assert ended.code == 2
+        assert ended.err == "error: no testbed is up; start one with `prfaas up`\n"
+
+    def test_status_says_so_and_is_1(self, prfaas: Any) -> None:
+        assert prfaas("status").code == 1
+        assert "no testbed is up" in prfaas("status").out
+        ended = prfaas("status", "--json")
+        assert ended.code == 1
+        assert (ended.json["up"], ended.json["gateway"]) == (False, None)
+
+    def test_down_has_nothing_to_do(self, prfaas: Any) -> None:
+        assert prfaas("down").out == "nothing was up\n"
+        assert prfaas("down", "--json").json == {"removed": []}
+
+    def test_logs_knows_none(self, prfaas: Any) -> None:
+        assert prfaas("logs").code == 0
+        ended = prfaas("logs", "gateway")
+        assert ended.code == 2
+        assert "no testbed was started" in ended.err
+
+    def test_doctor_looks_for_leftovers(self, prfaas: Any) -> None:
+        ended = prfaas("doctor", "--leftovers", "--json")
+        assert ended.code == (1 if ended.json["leftovers"] else 0)
+
+
+class TestTraceInfo:
+    def test_describes_a_trace(self, prfaas: Any, trace: str) -> None:
+        described = prfaas("trace", "info", trace, "--json").json
+        assert described["rows_read"] == 9
+        assert prfaas("trace", "info", trace).code == 0
+
+    def test_maps_columns(self, prfaas: Any, tmp_path: Path) -> None:
+        with (tmp_path / "own.csv").open("w") as file:
+            csv.writer(file).writerows([["when", "in", "out"], *([i, 100, 10] for i in range(5))])
+        maps = ["--map", "arrival_s=when", "--map", "input_tokens=in", "--map", "output_tokens=out"]
+        assert prfaas("trace", "info", "own.csv", *maps, "--json").json["rows_read"] == 5
+
+
+class TestTheLoadsOwnOptions:
+    def test_lay_over_the_scenario(self) -> None:
+        sets = cli._load_sets(None, None, 100.0, None, 1e-05, None)
+        workload = load("toy", sets).workload
+        assert (workload.duration_s, workload.warmup_s, workload.rate_rps) == (100, 10, 1e-05)
+        assert workload.load_fraction is None
+
+    def test_a_trace_of_any_name_replaces_the_synthetic_arrivals(self, trace: str) -> None:
+        workload = load("smoke", cli._load_sets(trace, None, None, None, None, None)).workload
+        assert workload.trace == trace
+        assert (workload.arrivals.kind, workload.arrivals.cv) == ("as-is", None)
+
+    def test_arrivals_keep_the_scenarios_cv_where_it_means_something(self) -> None:
+        assert load("smoke", cli._load_sets(None, "gamma", None, None, None, None)).workload.arrivals.cv == 2
+        assert load("smoke", cli._load_sets(None, "poisson", None, None, None, None)).workload.arrivals.cv is None
+
+
+class TestSimulate:
+    def test_json_is_one_object_and_the_exit_code_its_verdict(self, prfaas: Any) -> None:
+        ended = prfaas("simulate", "toy", "--duration-s", "50", "--json")
+        assert ended.json["verdict"]["status"] == "valid"
+        assert ended.code == 0
+
+    def test_writes_where_it_is_told_and_never_over_something(self, prfaas: Any, tmp_path: Path) -> None:
+        assert prfaas("simulate", "toy", "--duration-s", "50", "--out", "here").code == 0
+        assert (tmp_path / "here" / "summary.json").exists()
+        ended = prfaas("simulate", "toy", "--duration-s", "50", "--out", "here")
+        assert ended.code == 2
+        assert "here" in ended.err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """`prfaas plan paper --json | head -1`."""
+    command = f"{sys.executable} -m testbed.cli plan paper --json | head -1"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, env={**os.environ})
+    assert ended.stdout == "{\n"
+    assert "Traceback" not in ended.stderr
