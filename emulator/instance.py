@@ -61,7 +61,7 @@ class Machine(Protocol):
 class _Prefill:
     """One attempt at a prefill node, from its arrival until its KV has landed elsewhere."""
 
-    __slots__ = ("attempt", "decode_node", "end_s", "granted", "kv_bytes", "order", "request_id", "start_s", "tokens")
+    __slots__ = ("attempt", "decode_node", "end_s", "kv_bytes", "order", "request_id", "start_s", "token", "tokens")
 
     def __init__(self, order: Prefill, kv_bytes: int) -> None:
         self.order = order
@@ -71,7 +71,7 @@ class _Prefill:
         self.tokens = order.input_tokens - order.cached_tokens
         self.kv_bytes = kv_bytes
         self.start_s = self.end_s = 0.0
-        self.granted = False
+        self.token: int | None = None  # the grant's
 
 
 class PrefillInstance:
@@ -164,9 +164,9 @@ class PrefillInstance:
 
     def _on_grant(self, now_s: float, grant: Grant, out: list[Out]) -> None:
         job = self._unsent.get((grant.request_id, grant.attempt))
-        if job is None or job.granted:
+        if job is None or job.token is not None:
             return
-        job.granted = True
+        job.token = grant.token
         out.append(
             (
                 WIRE,
@@ -215,8 +215,8 @@ class PrefillInstance:
 
     def _drop(self, key: Key, out: list[Out]) -> None:
         job = self._forget(key)
-        if job is not None and job.granted:
-            out.append((WIRE, StopTransmit(*key, job.decode_node)))
+        if job is not None and job.token is not None:
+            out.append((WIRE, StopTransmit(*key, job.decode_node, job.token)))
         if job is self._running:
             self._running = None
 
@@ -230,18 +230,16 @@ class PrefillInstance:
 class _Transfer:
     """One attempt at a decode node, from its announcement until its slot is free again."""
 
-    __slots__ = ("admitted_s", "emitted", "kv_bytes", "landed_s", "offer", "token")
+    __slots__ = ("admitted_s", "emitted", "gone", "key", "kv_bytes", "landed_s", "offer", "token")
 
     def __init__(self, offer: Announce) -> None:
         self.offer = offer
+        self.key: Key = (offer.request_id, offer.attempt)
         self.kv_bytes = offer.kv_bytes
         self.token = 0
         self.landed_s = self.admitted_s = 0.0
         self.emitted = 0  # answer tokens that have left
-
-    @property
-    def key(self) -> Key:
-        return self.offer.request_id, self.offer.attempt
+        self.gone = False  # cancelled in its slot: what is still scheduled for it is void
 
 
 class DecodeInstance:
@@ -308,7 +306,7 @@ class DecodeInstance:
     def next_s(self) -> float | None:
         """When the next token event, end or slot release is due, in model seconds; None when nothing is decoding."""
         events = self._events
-        while events and events[0][2].key not in self._decoding:
+        while events and events[0][2].gone:
             heapq.heappop(events)
         return events[0][0] if events else None
 
@@ -329,7 +327,8 @@ class DecodeInstance:
             )
             out.append((offer.prefill_node, Refuse(offer.request_id, offer.attempt, reason)))
             return
-        self._waiting[offer.request_id, offer.attempt] = _Transfer(offer)
+        transfer = _Transfer(offer)
+        self._waiting[transfer.key] = transfer
         self._grant(out)
 
     def _grant(self, out: list[Out]) -> None:
@@ -412,7 +411,7 @@ class DecodeInstance:
         # A Cancel may overtake the Announce, and the sender's Abort cross the landing of its KV: both end every stage.
         key = (over.request_id, over.attempt)
         if key in self._decoding:
-            del self._decoding[key]
+            self._decoding.pop(key).gone = True
             self._free_slots += 1
             self._admit(now_s, out)
         elif key in self._landed:

@@ -114,11 +114,12 @@ class Transmit(Message, frozen=True, gc=False):
 
 
 class StopTransmit(Message, frozen=True, gc=False):
-    """Stop sending an attempt's KV and drop what waits."""
+    """Stop sending an attempt's KV, granted under `token`, and drop what waits."""
 
     request_id: str
     attempt: int
     decode_node: str
+    token: int
 
 
 # decode -> WIRE

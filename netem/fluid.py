@@ -41,9 +41,10 @@ class _Transfer:
 class _Pair:
     """What one sender has for one receiver. All counts are cumulative bytes, as of `at_s`."""
 
-    __slots__ = ("at_s", "due_s", "event", "produced", "producing", "rate", "sent", "source", "stops_s", "transfers")
+    __slots__ = ("at_s", "due_s", "event", "key", "produced", "producing", "rate", "sent", "source", "stops_s", "transfers")
 
-    def __init__(self) -> None:
+    def __init__(self, key: tuple[str, str]) -> None:
+        self.key = key
         self.at_s = 0.0
         self.produced = 0.0
         self.sent = 0.0
@@ -83,6 +84,7 @@ class FluidLink:
         self._active: dict[tuple[str, str], _Pair] = {}
         self._landings: deque[tuple[float, int]] = deque()
         self._next_s = _INFINITY
+        self._next_pair: _Pair | None = None
 
     # what the outside says
     def transmit(
@@ -104,7 +106,7 @@ class FluidLink:
         key = (sender, receiver)
         pair = self._pairs.get(key)
         if pair is None:
-            pair = self._pairs[key] = _Pair()
+            pair = self._pairs[key] = _Pair(key)
         if key in self._active:
             self._flow(now_s, pair)
         else:
@@ -175,7 +177,12 @@ class FluidLink:
     def _produce(self, now_s: float, pair: _Pair) -> None:
         """Bring the pair's source to where it is at `now_s`: pieces already due exist, the next ones flow."""
         while True:
-            transfer = pair.producing or next((t for t in pair.transfers if t.mark > pair.produced + _EPSILON), None)
+            transfer = pair.producing
+            if transfer is None:
+                for one in pair.transfers:
+                    if one.mark > pair.produced + _EPSILON:
+                        transfer = one
+                        break
             if transfer is None:
                 pair.producing, pair.source, pair.stops_s = None, 0.0, _INFINITY
                 return
@@ -213,14 +220,13 @@ class FluidLink:
     def _advance(self, now_s: float) -> None:
         """Let everything happen that is due by `now_s`, in order of time."""
         while self._next_s <= now_s:
-            at_s = self._next_s
-            for key, pair in list(self._active.items()):
-                if pair.due_s <= at_s:
-                    self._flow(at_s, pair)
-                    self._happen(at_s, key, pair)
+            at_s, pair = self._next_s, self._next_pair
+            assert pair is not None
+            self._flow(at_s, pair)
+            self._happen(at_s, pair)
             self._share(at_s)
 
-    def _happen(self, at_s: float, key: tuple[str, str], pair: _Pair) -> None:
+    def _happen(self, at_s: float, pair: _Pair) -> None:
         transfers = pair.transfers
         if pair.event is _SENT:
             self._delivered += transfers[0].mark - pair.sent
@@ -228,7 +234,7 @@ class FluidLink:
             self._landings.append((at_s + self.delay_s, transfers.popleft().token))
             if not transfers:
                 pair.produced = pair.sent = pair.rate = 0.0
-                del self._active[key]
+                del self._active[pair.key]
                 return
         elif pair.event is _CAUGHT_UP:
             self._delivered += pair.produced - pair.sent
@@ -253,9 +259,10 @@ class FluidLink:
         left, largest = self._capacity, 0.0
         waiting = []
         active = self._active.values()
-        next_s = _INFINITY
+        next_s, next_pair = _INFINITY, None
         for pair in active:
-            self._flow(now_s, pair)
+            if pair.at_s < now_s:
+                self._flow(now_s, pair)
             if pair.produced - pair.sent > _EPSILON:
                 waiting.append(pair)
                 continue
@@ -265,19 +272,25 @@ class FluidLink:
                 largest = source
             pair.due_s, pair.event = pair.stops_s, _SOURCE
             if pair.stops_s < next_s:
-                next_s = pair.stops_s
-        share = left / len(waiting) if waiting else left
-        if largest > self._cap or (largest > share if waiting else left < 0):
+                next_s, next_pair = pair.stops_s, pair
+        if waiting:
+            share = left / len(waiting)
+            if share > self._cap:
+                share = self._cap
+            if largest > share or largest > self._cap:
+                self._fill(active, waiting)
+                waiting = list(active)
+            else:
+                for pair in waiting:
+                    pair.rate = share
+        elif left < 0 or largest > self._cap:
             self._fill(active, waiting)
             waiting = list(active)
-        else:
-            for pair in waiting:
-                pair.rate = min(share, self._cap)
         for pair in waiting:
             self._foresee(pair)
             if pair.due_s < next_s:
-                next_s = pair.due_s
-        self._next_s = next_s
+                next_s, next_pair = pair.due_s, pair
+        self._next_s, self._next_pair = next_s, next_pair
 
     def _fill(self, active: Iterable[_Pair], waiting: list[_Pair]) -> None:
         """Max-min where not every pair that has caught up gets what it produces: water-filling, smallest want first."""

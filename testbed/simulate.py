@@ -16,11 +16,11 @@ To step through it in a debugger: `world = World(...)`, then `world.step()` unti
 from __future__ import annotations
 
 import gc
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -127,7 +127,6 @@ class World:
         )
         self.link = FluidLink(scenario.link.rate_bps)
         self._link_armed: float | None = None
-        self._sending: dict[tuple[str, int], int] = {}  # (request, attempt) -> token, while its KV is under way
         self._receiver = [spec.name for spec in fleet]
         self._next_request = 0
         for spec in fleet:
@@ -149,40 +148,46 @@ class World:
 
     def step(self) -> bool:
         """Let the next thing happen, and all that follows from it at that time. False when nothing is left."""
-        heap = self._heap
-        if not heap:
+        if not self._heap:
             return False
-        now_s, kind, _, what = heapq.heappop(heap)
+        now_s, kind, _, what = heappop(self._heap)
+        due, armed = self._due, self._armed
         if kind == WAKE_UP:
-            if self._armed.get(what) != now_s:
+            if armed.get(what) != now_s:
                 return True  # an older wish: the machine has asked for another time since
-            self.now_s = now_s
-            del self._armed[what]
-            self._tell_machine(what, WAKE)
-        elif kind == ARRIVAL:
-            self.now_s = now_s
+            del armed[what]
+            due.append((what, WAKE))
+        elif kind == LANDING and what is None and now_s != self._link_armed:
+            return True
+        self.now_s = now_s
+        if kind == ARRIVAL:
             self._arrive()
         elif kind == LANDING:
             if what is None:
-                if now_s != self._link_armed:
-                    return True
-                self.now_s = now_s
                 self._link_armed = None
                 self._land()
             else:
-                self.now_s = now_s
                 self._landed(what)
-        else:
-            self.now_s = now_s
+        elif kind == LINK_STEP:
             self.link.set_capacity(now_s, what)
             self._land()
-        due = self._due
+        machines = self._machines
         while due:
             destination, message = due.popleft()
             if destination == CONTROL:
                 self._tell_control(message)
-            else:
-                self._tell_machine(destination, message)
+                continue
+            machine = machines[destination]
+            for out in machine.handle(now_s, message):
+                if out[0] == WIRE:
+                    self._tell_wire(destination, out[1])
+                else:
+                    due.append(out)
+            due_s = machine.next_s()
+            if due_s is not None and armed.get(destination) != due_s:
+                armed[destination] = due_s
+                self._order += 1
+                heappush(self._heap, (due_s, WAKE_UP, self._order, destination))
         self.events += 1
         return True
 
@@ -210,7 +215,7 @@ class World:
     # messages
     def _push(self, at_s: float, kind: int, what: Any) -> None:
         self._order += 1
-        heapq.heappush(self._heap, (at_s, kind, self._order, what))
+        heappush(self._heap, (at_s, kind, self._order, what))
 
     def _tell_control(self, event: Any) -> None:
         for destination, command in self.control.handle(self.now_s, event):
@@ -219,23 +224,9 @@ class World:
             else:
                 self._due.append((destination, command))  # type: ignore[arg-type]
 
-    def _tell_machine(self, name: str, message: AnyMessage) -> None:
-        machine = self._machines[name]
-        for out in machine.handle(self.now_s, message):
-            if out[0] == WIRE:
-                self._tell_wire(name, out[1])
-            else:
-                self._due.append(out)
-        due_s = machine.next_s()
-        if due_s is not None and self._armed.get(name) != due_s:
-            self._armed[name] = due_s
-            self._push(due_s, WAKE_UP, name)
-
     # KV
     def _tell_wire(self, node: str, message: AnyMessage) -> None:
         if type(message) is Transmit:
-            key = (message.request_id, message.attempt)
-            self._sending[key] = message.token
             if self._site[node] == PD:
                 self._push(self._intra_landing_s(message), LANDING, message.token)
             else:
@@ -251,9 +242,8 @@ class World:
                 )
                 self._land()
         elif type(message) is StopTransmit:
-            token = self._sending.pop((message.request_id, message.attempt), None)
-            if token is not None and self._site[node] != PD:
-                self.link.stop(self.now_s, token)
+            if self._site[node] != PD:
+                self.link.stop(self.now_s, message.token)
                 self._land()
 
     def _intra_landing_s(self, order: Transmit) -> float:

@@ -256,9 +256,9 @@ class TestPrefill:
         [
             ("queued", False, []),
             ("running", False, [("d", Abort("a", 1))]),
-            ("running", True, [("d", Abort("a", 1)), (WIRE, StopTransmit("a", 1, "d"))]),
+            ("running", True, [("d", Abort("a", 1)), (WIRE, StopTransmit("a", 1, "d", 7))]),
             ("ended", False, [("d", Abort("a", 1))]),
-            ("ended", True, [("d", Abort("a", 1)), (WIRE, StopTransmit("a", 1, "d"))]),
+            ("ended", True, [("d", Abort("a", 1)), (WIRE, StopTransmit("a", 1, "d", 7))]),
         ],
     )
     def test_cancelled(self, stage: str, granted: bool, expected: list[Out]) -> None:
@@ -271,7 +271,7 @@ class TestPrefill:
     @pytest.mark.parametrize("stage", ["running", "ended"])
     def test_refused(self, stage: str, granted: bool) -> None:
         node = self.at_stage(stage, granted)
-        stop = [(WIRE, StopTransmit("a", 1, "d"))] if granted else []
+        stop = [(WIRE, StopTransmit("a", 1, "d", 7))] if granted else []
         assert node.handle(1.5, Refuse("a", 1, "too large")) == [*stop, (CONTROL, AttemptFailed("a", 1, "too large"))]
         assert_prefill_idle(node)
 
@@ -280,7 +280,7 @@ class TestPrefill:
     def test_its_decode_node_lost(self, stage: str, granted: bool) -> None:
         node = self.at_stage(stage, granted)
         out = node.handle(1.5, PeerLost("d"))
-        assert only(out, StopTransmit) == ([StopTransmit("a", 1, "d")] if granted else [])
+        assert only(out, StopTransmit) == ([StopTransmit("a", 1, "d", 7)] if granted else [])
         assert [(m.request_id, m.attempt) for m in only(out, AttemptFailed)] == [("a", 1)]
         assert "decode node d" in only(out, AttemptFailed)[0].reason
         assert_prefill_idle(node)

@@ -622,8 +622,8 @@ class TestGivingUp:
         node.receiver.expect(Expect(1, 2000, "p0"))
         sender.transmit(order(1, 2000, pieces=2, end_s=2.0), HOST, node.port)
         await until(lambda: node.receiver.landed_bytes == {"p0": 1000})
-        sender.stop(StopTransmit("r1", 0, "d0"))
-        sender.stop(StopTransmit("r1", 0, "nobody"))
+        sender.stop(StopTransmit("r1", 0, "d0", 1))
+        sender.stop(StopTransmit("r1", 0, "nobody", 1))
         assert sender.live_transfers == 0
         clock.t_s = 2.0
         node.receiver.expect(Expect(2, 500, "p0"))
@@ -635,7 +635,7 @@ class TestGivingUp:
         node = await nodes()
         sender = senders()
         sender.transmit(order(1, 1000, end_s=9.0), HOST, node.port)
-        sender.stop(StopTransmit("r1", 0, "d0"))
+        sender.stop(StopTransmit("r1", 0, "d0", 1))
         node.receiver.expect(Expect(5, 1000, "p0"))
         sender.transmit(Transmit("r1", 1, "d0", 5, 1000, 1, 0.0, 0.0), HOST, node.port)
         await until(lambda: node.landed == [5])
