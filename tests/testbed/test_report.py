@@ -32,7 +32,7 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 LIFE = {"arrive_s": 0.5, "route_s": 0.5, "prefill_start_s": 1.0, "prefill_end_s": 3.0, "landed_s": 3.25,
         "admitted_s": 3.75, "finished_s": 3.85}  # fmt: skip
-"""Scheduled at 0.25, so client 0.25, queue 0.5, prefill 2, transfer 0.25, admission 0.5; first token at 4, return 0.25."""
+"""Scheduled at 0.25: client 0.25, queue 0.5, prefill 2, transfer 0.25, admission 0.5; first token at 4: return 0.25."""
 CLIENT = {"sched": 0.25, "send": 0.375, "headers": 4.0, "first_token": 4.0, "last_token": 4.125, "done": 4.25}
 SPLIT = {"client": 0.25, "queue": 0.5, "prefill": 2.0, "transfer": 0.25, "admission": 0.5, "return": 0.25}
 
