@@ -34,7 +34,7 @@ from testbed.report.summary import LinkFigures, Meter, summarise
 from testbed.report.tables import request_table, timeline_table
 from testbed.report.write import write_results
 from testbed.scenario import Scenario
-from traces.client_rows import read_rows
+from traces.client_rows import percentile, read_rows
 from traces.load import Trace, save
 
 LEAD_S: Final = 5.0  # wall seconds from the begin of a load to its t = 0: what Locust needs to start on a busy machine
@@ -42,6 +42,17 @@ LEAD_WORKER_S: Final = 4.0  # more, when several processes have to find each oth
 CPU_PERIOD_S: Final = 1.0
 EXIT: Final = {"valid": 0, "failed": 1, "invalid": 3}
 INTERRUPTED: Final = 4
+END_S: Final = 600.0  # wall seconds that requests still under way are waited for
+LOST_TOTALS: Final[dict[str, Any]] = {
+    "policy_errors": {},
+    "wire_landed_bytes": {},
+    "refused_frames": 0,
+    "retransmits": 0,
+    "late_p99_s": 0.0,
+    "late_max_s": 0.0,
+    "gateway_late_p99_s": 0.0,
+}
+"""What a gateway that is gone can no longer tell."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -123,76 +134,53 @@ def run_load(
     """
     deployment = scenario.deployments[0]
     trace, rate_rps = build_workload(scenario, deployment)
-    lengths = workload_lengths(scenario, trace)
     expected = closed_form(scenario, deployment, trace, rate_rps)
-    scale = scenario.scale.time_scale
+    lead_s = LEAD_S + (LEAD_WORKER_S if workers > 1 else 0.0)
+    body = {
+        "lead_s": lead_s,
+        "lengths": lengths_to_json(workload_lengths(scenario, trace)),
+        "policy": policy,
+        "rate_rps": rate_rps,
+    }
     with tempfile.TemporaryDirectory(prefix="prfaas-load-") as folder:
         work = Path(folder)
-        trace_path = work / "trace.jsonl"
-        save(trace, trace_path)
-        lead_s = LEAD_S + (LEAD_WORKER_S if workers > 1 else 0.0)
-        body = {"lead_s": lead_s, "lengths": lengths_to_json(lengths), "policy": policy, "rate_rps": rate_rps}
+        save(trace, work / "trace.jsonl")
         before = client.agent(testbed.state).get("/counters")
         load = testbed.call("POST", "/prfaas/loads", body)
-        on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scale)
-        rows_path, progress_path = work / "client.csv", work / "progress.json"
-        command = [
-            sys.executable, "-m", "locust", "-f", str(_replay_file()), "--headless", "--only-summary",
-            "--loglevel", "WARNING",
-            "--host", f"http://127.0.0.1:{testbed.port}", "--trace", str(trace_path), "--rows", str(rows_path),
-            "--progress", str(progress_path), "--t0-ns", str(load["t0_ns"]), "--time-scale", repr(scale),
-            "--late-bound-ms", repr(scenario.meter.late_p99_s * 1e3), "--model", load["model"],
-        ]  # fmt: skip
-        if workers > 1:
-            command += ["--processes", str(workers)]
-        interrupted = False
-        with CpuWatch() as cpu, (work / "locust.log").open("wb") as log:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-            try:
-                with _terminable():
-                    while child.poll() is None:
-                        time.sleep(0.25)
-                        on_progress(_read_progress(progress_path))
-            except KeyboardInterrupt:
-                interrupted = True
-            finally:
-                _end(child)
-        totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=600)
-        after = client.agent(testbed.state).get("/counters")
-        if not rows_path.exists():
-            text = (work / "locust.log").read_text(errors="replace").strip().splitlines()[-8:]
-            raise TestbedError("the replay ended without rows; its last lines:\n" + "\n".join(text))
+        on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
+        replay = _replay(testbed, scenario, load, work, workers, on_progress)
+        faults, broken = list(replay.faults), []
+        try:
+            totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=END_S)
+        except TestbedError as error:
+            totals = {**load, **LOST_TOTALS}
+            broken.append(f"the gateway was lost during the load: {error}")
+        end_ns = time.monotonic_ns()
+        try:
+            link = _link_figures(testbed, scenario, before, totals)
+        except TestbedError as error:
+            link = LinkFigures({}, None, 0, 0, 0, 0)
+            faults.append(f"the link's agent was lost during the load, nobody counted its bytes: {error}")
         out.mkdir(parents=True, exist_ok=True)
-        shutil.copy(rows_path, out / "client.csv")
-        shutil.move(totals["rows"], out / "gateway.csv")
-        shutil.move(totals["events"], out / "events.jsonl")
-        shutil.copy(work / "locust.log", out / "locust.log")
-    end_ns = time.monotonic_ns()
-    requests = request_table(
-        out / "gateway.csv",
-        out / "client.csv",
-        t0_ns=load["t0_ns"],
-        time_scale=scale,
-        warmup_s=scenario.workload.warmup_s,
-        duration_s=scenario.workload.duration_s,
-    )
+        for source, name in (
+            (work / "client.csv", "client.csv"),
+            (Path(load["rows"]), "gateway.csv"),
+            (Path(load["events"]), "events.jsonl"),
+            (work / "locust.log", "locust.log"),
+        ):
+            shutil.copy(source, out / name)
+    window: dict[str, Any] = {"warmup_s": scenario.workload.warmup_s, "duration_s": scenario.workload.duration_s}
+    scales: dict[str, Any] = {"t0_ns": load["t0_ns"], "time_scale": scenario.scale.time_scale}
+    requests = request_table(out / "gateway.csv", out / "client.csv", **scales, **window)
     timeline = timeline_table(
-        testbed.state.root / "link-counters.csv",
-        t0_ns=load["t0_ns"],
-        end_ns=end_ns,
-        time_scale=scale,
-        byte_scale=scenario.scale.byte_scale,
+        testbed.state.root / "link-counters.csv", end_ns=end_ns, byte_scale=scenario.scale.byte_scale, **scales
     )
     client_rows = read_rows(out / "client.csv")
-    late = sorted(row.lateness_s for row in client_rows if row.lateness_s is not None)
-    faults = []
-    if interrupted:
+    if replay.interrupted:
         faults.append(f"interrupted after {len(client_rows)} of {len(trace.requests)} requests")
-    elif child.returncode not in (0, 1, 3):
-        faults.append(f"the replay ended with exit code {child.returncode}; see locust.log")
-    busy = cpu.samples[int(lead_s) :] or cpu.samples
+    busy = replay.cpu[int(lead_s) :] or replay.cpu
     meter = Meter(
-        client_late_p99_s=late[min(len(late) - 1, int(len(late) * 0.99))] if late else None,
+        client_late_p99_s=percentile([row.lateness_s for row in client_rows if row.lateness_s is not None], 0.99),
         timer_late_p99_s=totals["late_p99_s"],
         timer_late_max_s=totals["late_max_s"],
         gateway_late_p99_s=totals["gateway_late_p99_s"],
@@ -202,17 +190,17 @@ def run_load(
         cpu_bound=scenario.meter.cpu_fraction,
         faults=faults,
     )
-    summary = summarise(
+    figures = summarise(
         requests,
-        scheduled=len(client_rows) if interrupted else len(trace.requests),
-        warmup_s=scenario.workload.warmup_s,
-        duration_s=scenario.workload.duration_s,
+        scheduled=len(client_rows) if replay.interrupted else len(trace.requests),
+        **window,
         slo_ttft_s=scenario.slo.ttft_p90_s,
         slo_tpot_s=scenario.slo.tpot_s,
         meter=meter,
-        link=_link_figures(testbed, scenario, before, after, totals),
+        link=link,
         totals=totals,
         expected=expected,
+        broken=broken,
     )
     summary = {
         "scenario": scenario.name,
@@ -220,11 +208,54 @@ def run_load(
         "policy": policy or deployment.policy.name,
         "clock": "wire",
         "load_id": load["id"],
-        **summary,
+        **figures,
     }
-    facts = provenance(scenario, trace, testbed.state)
-    write_results(out, scenario, summary, requests, timeline, facts)
-    return Outcome(out, summary, INTERRUPTED if interrupted else EXIT[summary["verdict"]["status"]])
+    write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state))
+    return Outcome(out, summary, INTERRUPTED if replay.interrupted else EXIT[summary["verdict"]["status"]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """How the replay went. cpu: the machine's use, shares of all cores, a sample a second."""
+
+    interrupted: bool
+    faults: list[str]
+    cpu: list[float]
+
+
+def _replay(
+    testbed: Testbed, scenario: Scenario, load: dict[str, Any], work: Path, workers: int, on_progress: Progress
+) -> _Replay:
+    """Let Locust replay work/trace.jsonl; its rows are then work/client.csv, also when Ctrl-C or SIGTERM ends it."""
+    rows, progress, log_path = work / "client.csv", work / "progress.json", work / "locust.log"
+    command = [
+        sys.executable, "-m", "locust", "-f", str(_replay_file()), "--headless", "--only-summary",
+        "--loglevel", "WARNING",
+        "--host", f"http://127.0.0.1:{testbed.port}", "--trace", str(work / "trace.jsonl"), "--rows", str(rows),
+        "--progress", str(progress), "--t0-ns", str(load["t0_ns"]), "--time-scale", repr(scenario.scale.time_scale),
+        "--late-bound-ms", repr(scenario.meter.late_p99_s * 1e3), "--model", load["model"],
+    ]  # fmt: skip
+    if workers > 1:
+        command += ["--processes", str(workers)]
+    interrupted = False
+    with CpuWatch() as cpu, log_path.open("wb") as log:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        try:
+            with _terminable():
+                while child.poll() is None:
+                    time.sleep(0.25)
+                    on_progress(_read_progress(progress))
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            _end(child)
+    last_lines = "\n".join(log_path.read_text(errors="replace").strip().splitlines()[-8:])
+    if not rows.exists():
+        raise TestbedError(f"the replay ended without rows; its last lines:\n{last_lines}")
+    faults = []
+    if not interrupted and child.returncode not in (0, 1, 3):
+        faults.append(f"the replay ended with exit code {child.returncode}; see locust.log")
+    return _Replay(interrupted, faults, cpu.samples)
 
 
 def _replay_file() -> Path:
@@ -234,18 +265,14 @@ def _replay_file() -> Path:
     return Path(traces.__path__[0]) / "replay.py"
 
 
-def _link_figures(
-    testbed: Testbed, scenario: Scenario, before: dict[str, Any], after: dict[str, Any], totals: dict[str, Any]
-) -> LinkFigures:
+def _link_figures(testbed: Testbed, scenario: Scenario, before: dict[str, Any], totals: dict[str, Any]) -> LinkFigures:
+    after = client.agent(testbed.state).get("/counters")
     asked = client.agent(testbed.state).get("/link")
     return LinkFigures(
         asked={
             "nominal_bps": scenario.link.rate_bps,
             "nominal_wall_bps": wall_rate_bps(scenario, scenario.link.rate_bps),
-            **{
-                direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]}
-                for direction in linkctl.DIRECTIONS
-            },
+            **{direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]} for direction in linkctl.DIRECTIONS},
             "congestion_control": scenario.link.congestion_control,
         },
         measured=linkctl.last_verified(testbed.state),

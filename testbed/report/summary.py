@@ -91,10 +91,12 @@ def summarise(
     link: LinkFigures,
     totals: dict[str, Any],
     expected: dict[str, Any],
+    broken: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The summary of one load.
 
-    requests: the request table. totals: what the gateway said at the end. expected: the closed form.
+    requests: the request table. totals: what the gateway said at the end. expected: the closed form. broken: what of
+    the system is known to have failed, a sentence each.
     """
     window_s = duration_s - warmup_s
     ok = (requests["status"] == "ok") & (requests["client_error"] == "")
@@ -115,6 +117,7 @@ def summarise(
         completed=int(ok.sum()),
         failed=failed,
         by_error=by_error,
+        broken=broken,
     )
     ttft = stats(measured["ttft_s"])
     summary: dict[str, Any] = {
@@ -216,6 +219,7 @@ def _verdict(
     completed: int,
     failed: int,
     by_error: dict[str, int],
+    broken: Sequence[str],
 ) -> dict[str, Any]:
     invalid = meter.problems()
     if link.direct_packets:
@@ -224,12 +228,12 @@ def _verdict(
         invalid.append(f"{link.kv_bytes} bytes of KV landed, but only {link.wan_tx_bytes} bytes crossed the link")
     if seen != scheduled:
         invalid.append(f"{scheduled} requests were scheduled, but there are rows for {seen}")
-    broken = []
+    failures = list(broken)
     if failed:
         kinds = ", ".join(f"{kind} {count}" for kind, count in by_error.items())
-        broken.append(f"{failed} of {scheduled} requests did not complete: {kinds}")
+        failures.append(f"{failed} of {scheduled} requests did not complete: {kinds}")
     if invalid:
-        return {"status": "invalid", "reasons": invalid + broken}
-    if broken:
-        return {"status": "failed", "reasons": broken}
+        return {"status": "invalid", "reasons": invalid + failures}
+    if failures:
+        return {"status": "failed", "reasons": failures}
     return {"status": "valid", "reasons": []}
