@@ -50,6 +50,7 @@ from testbed.assemble import (
 from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record
 from testbed.policies import load_policy
 from testbed.report.collect import Collector
+from testbed.report.little import Passages, littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
 from testbed.report.write import markdown
@@ -90,6 +91,7 @@ class World:
         decode = by_site[PD]
         self.now_s = 0.0
         self.events = 0
+        self.passages = Passages()
         self._on_end = on_end
         self._requests = requests
         self._heap: list[tuple[float, int, int, Any]] = []
@@ -171,9 +173,10 @@ class World:
         elif kind == LINK_STEP:
             self.link.set_capacity(now_s, what)
             self._land()
-        machines = self._machines
+        machines, passes = self._machines, self.passages.passes
         while due:
             destination, message = due.popleft()
+            passes(now_s, message)
             if destination == CONTROL:
                 self._tell_control(message)
                 continue
@@ -201,6 +204,7 @@ class World:
         request = self._requests[index]
         self._next_request = index + 1
         self._push_arrival()
+        self.passages.arrive(self.now_s)
         self._tell_control(
             Arrive(
                 f"r{index:07d}",
@@ -241,10 +245,9 @@ class World:
                     message.end_s,
                 )
                 self._land()
-        elif type(message) is StopTransmit:
-            if self._site[node] != PD:
-                self.link.stop(self.now_s, message.token)
-                self._land()
+        elif type(message) is StopTransmit and self._site[node] != PD:
+            self.link.stop(self.now_s, message.token)
+            self._land()
 
     def _intra_landing_s(self, order: Transmit) -> float:
         """When a transfer inside the site lands: the first piece waits for the grant, the last for the computation."""
@@ -310,7 +313,7 @@ def simulate(
     started = time.perf_counter()
     world.run()
     wall_s = time.perf_counter() - started
-    window = {"warmup_s": loaded.workload.warmup_s, "duration_s": loaded.workload.duration_s}
+    window: dict[str, Any] = {"warmup_s": loaded.workload.warmup_s, "duration_s": loaded.workload.duration_s}
     requests = collector.table(**window)
     delivered = round(world.link.delivered_bytes(world.now_s))
     figures = LinkFigures(
@@ -344,8 +347,18 @@ def simulate(
         "clock": "virtual",
         "seed": loaded.seed,
         **summary,
+        "littles_law": littles_law(world.passages, requests, world.now_s),
     }
+    _judge(summary)
     return Result(requests, summary, trace, loaded, wall_s, world.events)
+
+
+def _judge(summary: dict[str, Any]) -> None:
+    """A run whose own accounts disagree is no measurement."""
+    problems = summary["littles_law"]["problems"]
+    if problems:
+        reasons = [*problems, *summary["verdict"]["reasons"]]
+        summary["verdict"] = {"status": "invalid", "reasons": reasons}
 
 
 def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"] | str = "csv") -> None:
