@@ -1,0 +1,196 @@
+"""The whole testbed as its users run it, by its command: real processes, namespaces, Locust and a shaped link.
+
+What is asserted holds on a busy machine too: counts, bytes, order, and sums. Figures that need a quiet machine are in
+`tests/bench`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyroute2 import IPRoute
+
+from testbed.launch import namespaces
+from testbed.report.rows import PARTS
+
+REFUSAL = namespaces.refusal() if sys.platform == "linux" else "not Linux"
+pytestmark = [pytest.mark.wire, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+STAMPS = ["sched_s", "send_s", "arrive_s", "route_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s"]
+INSIDE = ["ttft_queue_s", "ttft_prefill_s", "ttft_transfer_s", "ttft_admission_s"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """`prfaas`, with a state directory and a port of its own."""
+
+    folder: Path
+    port: int
+
+    def __call__(self, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "testbed.cli", *words],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PRFAAS_STATE": str(self.folder / "state"), "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def json(self, *words: str, expect: tuple[int, ...] = (0,)) -> dict[str, Any]:
+        """The command's JSON. Exit code 3 is allowed for loads: a busy machine makes a run invalid, not wrong."""
+        done = self(*words, "--json")
+        assert done.returncode in expect, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def load(self, *words: str) -> tuple[dict[str, Any], pd.DataFrame]:
+        summary = self.json("load", *words, expect=(0, 3))
+        return summary, pd.read_csv(self.folder / summary["results"] / "requests.csv")
+
+
+def host_network() -> list[tuple[str, ...]]:
+    """The host's interfaces and qdiscs."""
+    with IPRoute() as ip:
+        links = [("link", one.get_attr("IFLA_IFNAME"), str(one["flags"])) for one in ip.get_links()]
+        qdiscs = [("qdisc", str(one["index"]), str(one.get_attr("TCA_KIND"))) for one in ip.get_qdiscs()]
+    return sorted(links + qdiscs)
+
+
+@pytest.fixture(scope="module")
+def prfaas() -> Iterator[Command]:
+    """A running smoke testbed; afterwards it is gone, and the host's network is what it was."""
+    before = host_network()
+    with tempfile.TemporaryDirectory(prefix="prf") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        command = Command(Path(folder), port)
+        try:
+            done = command("up", "smoke", "--port", str(port))
+            assert done.returncode == 0, done.stderr
+            yield command
+        finally:
+            down = command("down")
+            left = command("doctor", "--leftovers")
+        assert down.returncode == 0, down.stderr
+        assert left.returncode == 0, left.stdout
+        assert host_network() == before
+
+
+def test_a_second_up_finds_the_first(prfaas: Command) -> None:
+    assert prfaas.json("up", "smoke", "--port", str(prfaas.port))["already"]
+
+
+def test_another_testbed_is_refused_with_the_remedy(prfaas: Command) -> None:
+    done = prfaas("up", "toy", "--port", str(prfaas.port))
+    assert done.returncode == 2
+    assert "prfaas down" in done.stderr
+
+
+def test_the_link_carries_what_was_asked(prfaas: Command) -> None:
+    directions = prfaas.json("link", "verify", expect=(0, 3))["directions"]
+    for one in directions.values():
+        assert one["asked_bps"] == 16e9
+        assert one["measured_bps"] <= one["expected_bps"] * 1.05
+
+
+def test_every_byte_and_token_arrives_and_every_part_adds_up(prfaas: Command) -> None:
+    summary, rows = prfaas.load("--duration-s", "80", "--load-fraction", "0.5")
+    assert summary["requests"]["completed"] == summary["requests"]["scheduled"] == len(rows) > 20
+    assert (rows["output_tokens"] == rows["output_tokens_asked"]).all()
+    for earlier, later in pairwise(STAMPS):
+        assert (rows[later] >= rows[earlier] - 1e-9).all(), f"{later} before {earlier}"
+    parts = rows[[f"ttft_{part}_s" for part in PARTS]].sum(axis=1)
+    assert (parts - rows["ttft_s"]).abs().max() < 1e-6
+    link = summary["link"]
+    assert link["direct_packets"] == 0
+    assert link["kv_bytes"] > 10e6
+    assert link["kv_bytes"] <= link["wan_tx_bytes"] <= 1.08 * link["kv_bytes"]
+
+
+def test_a_narrow_link_delays_the_offloaded_and_nobody_else(prfaas: Command) -> None:
+    load = (
+        "--policy",
+        "static",
+        "--arrivals",
+        "uniform",
+        "--duration-s",
+        "120",
+        "--warmup-s",
+        "10",
+        "--rate-rps",
+        "1.0",
+    )
+    wide, wide_rows = prfaas.load(*load)
+    assert prfaas("link", "set", "--rate", "2gbps", "--direction", "to_pd").returncode == 0
+    try:
+        narrow, narrow_rows = prfaas.load(*load)
+    finally:
+        assert prfaas("link", "set", "--rate", "16gbps").returncode == 0
+    assert narrow["requests"]["failed"] == wide["requests"]["failed"] == 0
+    assert narrow["egress_queue_s"]["mean"] > 3 * wide["egress_queue_s"]["mean"]
+    local = [rows[rows["prefill_site"] == "pd"][INSIDE].sum(axis=1).mean() for rows in (wide_rows, narrow_rows)]
+    assert local[1] == pytest.approx(local[0], rel=0.10)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces are not here")
+@pytest.mark.parametrize(
+    "name", ["mooncake-fast25/conversation_trace.jsonl", "azure-llm-2023/AzureLLMInferenceTrace_conv.csv"]
+)
+def test_a_real_trace_is_served(prfaas: Command, name: str) -> None:
+    words = ("--trace", str(TRACES / name), "--arrivals", "spread", "--duration-s", "60", "--load-fraction", "0.4")
+    summary, rows = prfaas.load(*words)
+    assert summary["requests"]["completed"] == summary["requests"]["scheduled"] == len(rows) > 20
+
+
+def test_a_killed_prefill_worker_loses_no_request(prfaas: Command) -> None:
+    """The last test of the module: it leaves the testbed without one worker."""
+    words = ("load", "--duration-s", "100", "--arrivals", "uniform", "--rate-rps", "1.8", "--policy", "naive", "--json")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "testbed.cli", *words],
+        env=prfaas.environment,
+        cwd=prfaas.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    victim = None
+    while victim is None and time.monotonic() < deadline:
+        status = prfaas.json("status", expect=(0, 1))
+        busy = [
+            n["name"]
+            for n in (status["gateway"] or {"nodes": []})["nodes"]
+            if n["site"] == "prfaas" and n["queued_requests"] > 0
+        ]
+        pids = {one["name"]: one["host_pid"] for one in status["supervisor"]["processes"]}
+        victim = busy[0] if busy else None
+    assert victim is not None, "no prefill worker was ever busy"
+    os.kill(pids[victim], signal.SIGKILL)
+    output, _ = child.communicate(timeout=240)
+    summary = json.loads(output)
+    assert summary["requests"]["completed"] == summary["requests"]["scheduled"]
+    assert summary["requests"]["retried"] >= 1
+    status = prfaas.json("status", expect=(1,))
+    dead = [one["name"] for one in status["supervisor"]["processes"] if one["state"] == "dead"]
+    assert dead == [victim]
