@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from testbed.load import Outcome, Testbed
     from testbed.scenario import Scenario
 
@@ -69,6 +71,10 @@ WarmupOption = Annotated[
     float | None, typer.Option("--warmup-s", metavar="S", help="Left out of the figures, model seconds.")
 ]
 RateOption = Annotated[float | None, typer.Option("--rate-rps", metavar="R", help="Requests a model second.")]
+TraceOutOption = Annotated[
+    Path | None,
+    typer.Option("--trace-out", metavar="FILE", help="Write a Chrome trace (JSON), to be opened at ui.perfetto.dev."),
+]
 FractionOption = Annotated[
     float | None,
     typer.Option("--load-fraction", metavar="F", help="Rate as a fraction of the deployment's Lambda_max."),
@@ -170,6 +176,7 @@ def run(
     warmup_s: WarmupOption = None,
     rate_rps: RateOption = None,
     load_fraction: FractionOption = None,
+    trace_out: TraceOutOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario on the wire: up, verify the link, load, report, down."""
@@ -178,6 +185,7 @@ def run(
     load_sets = _load_sets(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
     chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment, policy)
     outcome = _run_wire(chosen, port, out, workers, keep=keep)
+    _write_trace(trace_out, outcome.folder)
     _report(outcome, json)
     if keep:
         _say(
@@ -202,6 +210,7 @@ def simulate(
     warmup_s: WarmupOption = None,
     rate_rps: RateOption = None,
     load_fraction: FractionOption = None,
+    trace_out: TraceOutOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario in virtual time: the same policy, control and instances, on a modelled link."""
@@ -218,6 +227,7 @@ def simulate(
     if out is not None or requests != "none":
         folder = _new_folder(out, result.scenario)
         write(result, folder, requests)
+    _write_trace(trace_out, result.requests)
     if json:
         _print_json({**result.summary, "results": str(folder) if folder else None})
     else:
@@ -304,6 +314,7 @@ def load_command(
     warmup_s: WarmupOption = None,
     rate_rps: RateOption = None,
     load_fraction: FractionOption = None,
+    trace_out: TraceOutOption = None,
     json: JsonOption = False,
 ) -> None:
     """Offer a load to the testbed that is up, and report."""
@@ -322,6 +333,7 @@ def load_command(
             "may change the workload, the policy (--policy) and the SLO only; for anything else: prfaas down, prfaas up"
         )
     outcome = _load(testbed, chosen.only(None, policy), out, policy, workers)
+    _write_trace(trace_out, outcome.folder)
     _report(outcome, json)
     raise typer.Exit(outcome.exit_code)
 
@@ -638,6 +650,22 @@ def _new_folder(out: Path | None, scenario: Scenario) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise typer.BadParameter(f"--out {folder}: is there already; name another, nothing is overwritten")
     return folder
+
+
+def _write_trace(path: Path | None, source: pd.DataFrame | Path) -> None:
+    """The Chrome trace of a request table, or of a results folder's. Nothing without a path."""
+    if path is None:
+        return
+    import pandas as pd
+
+    from testbed.perfetto import write_trace
+
+    requests = pd.read_csv(source / "requests.csv", dtype={"request_id": str}) if isinstance(source, Path) else source
+    try:
+        write_trace(path, requests)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: cannot be written ({error.strerror})", param_hint="--trace-out") from None
+    _say(f"trace: {path}; open it at ui.perfetto.dev")
 
 
 def _report(outcome: Outcome, json: bool) -> None:

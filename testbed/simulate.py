@@ -50,7 +50,7 @@ from testbed.assemble import (
 from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record
 from testbed.policies import load_policy
 from testbed.report.collect import Collector
-from testbed.report.little import Passages, littles_law
+from testbed.report.little import GATE_OF, Passages, littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
 from testbed.report.write import markdown
@@ -173,10 +173,12 @@ class World:
         elif kind == LINK_STEP:
             self.link.set_capacity(now_s, what)
             self._land()
-        machines, passes = self._machines, self.passages.passes
+        machines, gate_of, passes = self._machines, GATE_OF.get, self.passages.passes
         while due:
             destination, message = due.popleft()
-            passes(now_s, message)
+            gate = gate_of(type(message))
+            if gate is not None:
+                passes(now_s, gate)
             if destination == CONTROL:
                 self._tell_control(message)
                 continue
@@ -204,7 +206,7 @@ class World:
         request = self._requests[index]
         self._next_request = index + 1
         self._push_arrival()
-        self.passages.arrive(self.now_s)
+        self.passages.passes(self.now_s, 0)
         self._tell_control(
             Arrive(
                 f"r{index:07d}",

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from emulator.messages import Admitted, Announce, AnyMessage, Finished, Landed, Prefilled
+from emulator.messages import Admitted, Announce, Finished, Landed, Prefilled
 
 GATES: Final = ("arrive", "prefill_start", "prefill_end", "landed", "admitted", "finished")
 """The passages, in order; stage i lies between gates i and i + 1."""
@@ -30,7 +30,8 @@ STAGES: Final = ("queue", "prefill", "transfer", "admission", "decode")
 TOLERANCE: Final = 1e-6
 """Of L, and of one request beside it: what rounding may leave of sums of 10^6 times of 10^6 s."""
 
-_GATE_OF: Final[dict[type, int]] = {Announce: 1, Prefilled: 2, Landed: 3, Admitted: 4, Finished: 5}
+GATE_OF: Final[dict[type, int]] = {Announce: 1, Prefilled: 2, Landed: 3, Admitted: 4, Finished: 5}
+"""The kinds of message that take a request through a gate; most are none."""
 
 
 @dataclass(slots=True)
@@ -40,17 +41,10 @@ class Passages:
     counts: list[int] = field(default_factory=lambda: [0] * len(GATES))
     sums_s: list[float] = field(default_factory=lambda: [0.0] * len(GATES))
 
-    def arrive(self, now_s: float) -> None:
-        """A request has come, at the driver's `now_s`, model seconds."""
-        self.counts[0] += 1
-        self.sums_s[0] += now_s
-
-    def passes(self, now_s: float, message: AnyMessage) -> None:
-        """A message passes the driver at its `now_s`; most are no gate."""
-        gate = _GATE_OF.get(type(message))
-        if gate is not None:
-            self.counts[gate] += 1
-            self.sums_s[gate] += now_s
+    def passes(self, now_s: float, gate: int) -> None:
+        """A message passes the driver at its `now_s` (model seconds); gate: the `GATE_OF` its kind, 0 an arrival."""
+        self.counts[gate] += 1
+        self.sums_s[gate] += now_s
 
 
 def littles_law(passages: Passages, requests: pd.DataFrame, end_s: float) -> dict[str, Any]:

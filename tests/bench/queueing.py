@@ -143,7 +143,7 @@ def replicate(
     """Run `one` `runs` times, on every core: the 99 % interval of its first value, the others being control variates.
 
     The others are figures whose true means are known (`expected`): what the replications' waits owe to an arrival rate
-    or a service that happened to be off is regressed out (Lavenberg and Welch 1981), and costs a degree of freedom each.
+    or a service that happened to be off is regressed out (Lavenberg and Welch 1981), a degree of freedom each.
     """
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         values = np.array(list(pool.map(one, np.random.SeedSequence(seed).spawn(runs))))

@@ -4,12 +4,12 @@
     python -m tests.bench.simulate --requests-count 1000000 --runs 1 --json
     python -m tests.bench.simulate --queueing --json
 
-`paper`, its first deployment and policy, on one core. Requests/s are the median of the runs, by wall time and by process
-time, over the run itself (without making the workload and the tables); `whole_s` is all of it, writing rows included.
-`loop_ns` is what one iteration of a plain Python loop takes on this machine at the same moment: on a shared machine it is
-the figure to read the others by. `growth` is the cost of a request in a run ten times as long, over that in a short one,
-taken by turns in this process. Peak memory is the process's own highest, at the end (VmHWM). Exit code 1 when a bar
-given with --bar-* is missed, or, under --queueing, when theory (at 90 %) lies outside its 99 % interval.
+`paper`, its first deployment and policy, on one core. Requests/s are the median of the runs, by wall time and by
+process time, over the run itself (without making the workload and the tables); `whole_s` is all of it but writing rows.
+`loop_ns` is what one iteration of a plain Python loop takes on this machine at the same moment: on a shared machine it
+is the figure to read the others by. `growth` is the cost of a request in a run ten times as long, over that in a short
+one, taken by turns in this process. Peak memory is the process's own highest, at the end (VmHWM). Exit code 1 when a
+bar given with --bar-* is missed, or, under --queueing, when theory (at 90 %) lies outside its 99 % interval.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def speed(count: int, runs: int, rows: str) -> dict[str, Any]:
 def growth(count: int, turns: int = 3) -> float:
     """What a request costs in a run of 10 x count over one of count: the median of `turns` pairs."""
     one(count)
-    return statistics.median(one(10 * count)[1]["us_per_request"] / one(count)[1]["us_per_request"] for _ in range(turns))
+    taken = [(one(10 * count)[1]["us_per_request"], one(count)[1]["us_per_request"]) for _ in range(turns)]
+    return statistics.median(long / short for long, short in taken)
 
 
 def queueing() -> dict[str, Any]:
@@ -116,7 +117,7 @@ def main() -> None:
     else:
         found = speed(asked.requests_count, asked.runs, asked.requests)
         if not asked.no_growth:
-            found["growth"] = growth(max(1000, asked.requests_count // 10))
+            found["growth"] = growth(max(1000, asked.requests_count // 4))
         found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         ok = found["requests_per_cpu_s"] >= asked.bar_rps and found["peak_mb"] <= asked.bar_mb
     if asked.json:

@@ -1,8 +1,8 @@
 """The instances' waits are those of queueing theory: M/D/1 before prefill, M/M/c (Erlang C) before decode slots.
 
-At 50 and 80 % of load, on the machines themselves; 90 % is in `python -m tests.bench.simulate --queueing`. Theory must be
-inside a 99 % interval over replications whose half-width is below 3 %: a correct machine fails one seed in a hundred, so
-seeds are fixed.
+At 50 and 80 % of load, on the machines themselves; 90 % is in `python -m tests.bench.simulate --queueing`. Theory must
+be inside a 99 % interval over replications whose half-width is below 3 %: a correct machine fails one seed in a
+hundred, so seeds are fixed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from emulator.messages import Finished
 from testbed.assemble import build_workload, capacity_rps, lengths_of_workload, max_input_tokens, policy_setup
 from testbed.control import Record
 from testbed.policies import load_policy
-from testbed.report.little import GATES, Passages, littles_law
+from testbed.report.little import GATE_OF, GATES, Passages, littles_law
 from testbed.report.rows import PARTS
 from testbed.scenario import load
 from testbed.simulate import Result, World, simulate, write
@@ -236,17 +236,17 @@ def test_a_stamp_that_is_wrong_breaks_littles_law_in_the_stages_beside_it(short:
 
 def test_a_message_that_passed_twice_breaks_it(short: Result) -> None:
     passages = counted(short)
-    passages.passes(200.0, Finished("r0000001", 1, 200.0, 200.0, 1))
+    passages.passes(200.0, GATE_OF[Finished])
     law = littles_law(passages, short.requests, 400.0)
     rows = len(short.requests)
     assert law["problems"][-1] == f"{rows + 1} requests passed finished, but there are rows for {rows}"
 
 
 def test_a_run_whose_accounts_disagree_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Passages, "arrive", lambda self, now_s: None)
+    monkeypatch.setattr(Passages, "passes", lambda self, now_s, gate: None)
     verdict = simulate("toy", sets=["workload.duration_s=60", "workload.warmup_s=6"]).summary["verdict"]
     assert verdict["status"] == "invalid"
-    assert "Little's law is broken in queue" in verdict["reasons"][0]
+    assert "Little's law is broken in" in verdict["reasons"][0]
 
 
 def test_where_requests_are_retried_or_fail_the_law_says_nothing(short: Result) -> None:
