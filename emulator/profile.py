@@ -23,6 +23,8 @@ import numpy.typing as npt
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from emulator.decode_step import AffineStep
+
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Status: TypeAlias = Literal["measured", "inferred", "assumed"]
 
@@ -104,8 +106,10 @@ class Profile:
     """One instance's timing. Lengths are uncached input tokens, 0 .. `last_tokens`; others raise ProfileError.
 
     decode_step_s: seconds a token, with `decode_slots` requests in the batch (T_decode and BS_max of equation 5).
+    decode_step: what a step takes by its batch and KV tokens (continuous batching), or None for the constant
+    decode_step_s; with one, decode_step_s is what the closed form and policies reckon with, no more.
     pieces: how many equal pieces, one a layer, the KVCache leaves in while later layers compute.
-    provenance: for each of `s_kv`, `t_prefill`, `decode_step_s`, `decode_slots`, `pieces`.
+    provenance: for each of `s_kv`, `t_prefill`, `decode_step_s`, `decode_slots`, `pieces`, and `decode_step` if any.
     """
 
     name: str
@@ -117,6 +121,7 @@ class Profile:
     s_kv_curve: Curve
     t_prefill_curve: Curve
     provenance: dict[str, Provenance] = field(hash=False)
+    decode_step: AffineStep | None = None
 
     @property
     def first_tokens(self) -> int:
@@ -157,10 +162,22 @@ class Profile:
         return tokens < self.first_tokens
 
     def with_decode(
-        self, *, step_s: float | None = None, slots: int | None = None, source: str = "scenario"
+        self,
+        *,
+        step_s: float | None = None,
+        slots: int | None = None,
+        step: AffineStep | None = None,
+        source: str = "scenario",
     ) -> Profile:
-        """This profile with another decode step (> 0 s) or number of slots (>= 1), labelled as assumed by `source`."""
+        """This profile with another decode step or number of slots (>= 1), labelled as assumed by `source`.
+
+        step_s (> 0 s) alone is a constant step, in the place of an affine one too; `step` is an affine one.
+        """
         changes: dict[str, Any] = {}
+        if step is not None:
+            changes["decode_step"] = step
+        elif step_s is not None and self.decode_step is not None:
+            changes["decode_step"] = None
         if step_s is not None:
             if not (math.isfinite(step_s) and step_s > 0):
                 raise ProfileError(f"{source}: decode_step_s = {step_s}: must be seconds, greater than 0")
@@ -170,6 +187,8 @@ class Profile:
                 raise ProfileError(f"{source}: decode_slots = {slots}: must be at least 1")
             changes["decode_slots"] = slots
         provenance = self.provenance | {key: Provenance("assumed", source) for key in changes}
+        if changes.get("decode_step", self.decode_step) is None:
+            provenance.pop("decode_step", None)
         return replace(self, provenance=provenance, **changes)
 
     def scaled(self, *, t_prefill: float) -> Profile:
@@ -224,6 +243,7 @@ class KvThroughputProfile:
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -257,6 +277,12 @@ class _Values(_Sourced):
     values: list[Positive]
 
 
+class _Step(_Sourced):
+    base_s: Positive
+    per_request_s: NotNegative = 0.0
+    per_kv_token_s: NotNegative = 0.0
+
+
 class _File(_Row):
     name: Annotated[str, Field(min_length=1)]
     model: Annotated[str, Field(min_length=1)]
@@ -285,6 +311,7 @@ class _TimingFile(_File):
     decode_step_s: _Seconds
     decode_slots: _Number
     pieces: _Number
+    decode_step: _Step | None = None
 
     @model_validator(mode="after")
     def _points(self) -> _TimingFile:
@@ -294,7 +321,7 @@ class _TimingFile(_File):
         return self
 
     def profile(self) -> Profile:
-        unit = KV_UNITS[self.s_kv.unit]
+        unit, step = KV_UNITS[self.s_kv.unit], self.decode_step
         return Profile(
             name=self.name,
             model=self.model,
@@ -310,7 +337,9 @@ class _TimingFile(_File):
                 "decode_step_s": self.decode_step_s.provenance,
                 "decode_slots": self.decode_slots.provenance,
                 "pieces": self.pieces.provenance,
+                **({"decode_step": step.provenance} if step else {}),
             },
+            decode_step=AffineStep(step.base_s, step.per_request_s, step.per_kv_token_s) if step else None,
         )
 
 

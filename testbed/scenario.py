@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from emulator.decode_step import AffineStep
 from emulator.profile import KvThroughputProfile, Profile, ProfileError, load_profile
 from netem.link import LinkError, parse_rate
 from testbed.scenario_data import ScenarioError as ScenarioError
@@ -230,10 +231,22 @@ class Transport(Part):
     landing_bytes: Count = 64 * 2**30
 
 
+class DecodeStep(Part):
+    """A decode step that depends on its batch: base_s + per_request_s x requests + per_kv_token_s x their KV tokens."""
+
+    base_s: Positive
+    per_request_s: Annotated[Number, Field(ge=0)] = 0.0
+    per_kv_token_s: Annotated[Number, Field(ge=0)] = 0.0
+
+
 class Decode(Part):
-    """Overrides of the pd profile's decode step and slots, and how many tokens a streamed event carries."""
+    """Overrides of the pd profile's decode step and slots, and how many tokens a streamed event carries.
+
+    step_s alone is a constant step; with `step`, it is what the closed form and policies reckon with.
+    """
 
     step_s: Positive | None = None
+    step: DecodeStep | None = None
     slots: Annotated[Whole, Field(ge=1, le=4096)] | None = None
     stream_interval: Annotated[Whole, Field(ge=1, le=4096)] = 1
 
@@ -338,7 +351,9 @@ class Scenario(Part):
         if name is None:
             return None
         profile = _timing(name, f"deployments.{deployment.name}.profiles.{site}")
-        return profile.with_decode(step_s=self.decode.step_s, slots=self.decode.slots)
+        given = self.decode.step
+        step = AffineStep(given.base_s, given.per_request_s, given.per_kv_token_s) if given else None
+        return profile.with_decode(step_s=self.decode.step_s, slots=self.decode.slots, step=step)
 
     def pieces(self, deployment: Deployment, site: Literal["prfaas", "pd"]) -> int:
         """Pieces a transfer: the scenario's, else the profile's."""
@@ -511,8 +526,8 @@ def _named(loc: list[str], data: Any) -> list[str]:
 def _known_keys(loc: list[str]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
-        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "scale": Scale, "slo": Slo,
-        "meter": Meter,
+        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "step": DecodeStep,
+        "scale": Scale, "slo": Slo, "meter": Meter,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]
     if names and names[-1] == "lengths":

@@ -27,7 +27,8 @@ from typing import Any, Final, Literal
 import orjson
 import pandas as pd
 
-from emulator.instance import DecodeInstance, Machine, PrefillInstance
+from emulator.batching import decode_instance
+from emulator.instance import Machine, PrefillInstance
 from emulator.messages import (
     CONTROL,
     WAKE,
@@ -112,10 +113,11 @@ class World:
                     outbox_bytes=scenario.transport.outbox_bytes,
                 )
             else:
-                self._machines[name] = DecodeInstance(
+                self._machines[name] = decode_instance(
                     name,
                     slots=decode.decode_slots,
                     step_s=decode.decode_step_s,
+                    timing=decode.decode_step,
                     landing_bytes=scenario.transport.landing_bytes,
                     token_base=(len(fleet) - 1) << 40,
                 )
@@ -331,6 +333,8 @@ def simulate(
         "threshold_tokens": getattr(made, "threshold_tokens", None),
         "time_scale": None,
     }
+    law, events = littles_law(world.passages, requests, world.now_s), world.events
+    del world, collector  # the table has it all now, and of a million requests twice is much
     summary = summarise(
         requests,
         scheduled=len(trace.requests),
@@ -349,10 +353,10 @@ def simulate(
         "clock": "virtual",
         "seed": loaded.seed,
         **summary,
-        "littles_law": littles_law(world.passages, requests, world.now_s),
+        "littles_law": law,
     }
     _judge(summary)
-    return Result(requests, summary, trace, loaded, wall_s, world.events)
+    return Result(requests, summary, trace, loaded, wall_s, events)
 
 
 def _judge(summary: dict[str, Any]) -> None:

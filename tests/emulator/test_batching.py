@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from emulator.batching import BatchedDecodeInstance, decode_instance
 from emulator.decode_step import AffineStep
 from emulator.instance import DecodeInstance
 from emulator.messages import WAKE, Admitted, Announce, Cancel, Finished, Landed, Out, Tokens
+from emulator.profile import ProfileError, load_profile
 
 # Times and coefficients are multiples of 1/1024 s, so that every sum is exact and equal times are equal.
 TICK = 1 / 1024
@@ -200,3 +203,42 @@ def test_a_profile_without_a_timing_has_the_constant_machine() -> None:
 def test_a_step_that_takes_no_time_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be seconds"):
         AffineStep(**bad)
+
+
+# where it comes from
+STEP = """decode_step:
+  base_s: 0.012
+  per_request_s: 0.0004
+  per_kv_token_s: 0.00000001
+  status: assumed
+  source: a test
+"""
+
+
+def profile_file(tmp_path: Path, extra: str) -> Path:
+    """The shipped toy profile with something appended."""
+    path = tmp_path / "mine.yaml"
+    path.write_text((resources.files("emulator") / "profiles" / "toy.yaml").read_text() + extra)
+    return path
+
+
+def test_a_profile_may_have_a_step_that_depends_on_its_batch_and_says_where_it_is_from(tmp_path: Path) -> None:
+    profile = load_profile(profile_file(tmp_path, STEP))
+    assert profile.decode_step == AffineStep(0.012, 0.0004, 1e-8)
+    assert profile.provenance["decode_step"].source == "a test"
+    assert load_profile("toy").decode_step is None
+
+
+def test_a_step_in_a_profile_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"decode_step\.base_s"):
+        load_profile(profile_file(tmp_path, STEP.replace("0.012", "0.0")))
+
+
+def test_a_constant_step_given_takes_the_place_of_an_affine_one(tmp_path: Path) -> None:
+    constant = load_profile(profile_file(tmp_path, STEP)).with_decode(step_s=0.05)
+    assert constant.decode_step is None
+    assert "decode_step" not in constant.provenance
+    affine = load_profile("toy").with_decode(step=AffineStep(0.01))
+    assert affine.decode_step == AffineStep(0.01)
+    assert affine.decode_step_s == 0.025
+    assert affine.provenance["decode_step"].source == "scenario"

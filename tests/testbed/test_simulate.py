@@ -255,6 +255,28 @@ def test_where_requests_are_retried_or_fail_the_law_says_nothing(short: Result) 
     assert littles_law(counted(short), rows, 400.0)["holds"] is None
 
 
+# decode
+AFFINE = "decode.step={base_s: 0.012, per_request_s: 0.0004, per_kv_token_s: 0.00000001}"
+
+
+def test_a_scenarios_affine_step_makes_decoding_slower_the_fuller_the_batch() -> None:
+    low, high = (
+        simulate("paper", sets=[*SHORT, AFFINE, f"workload.load_fraction={load_fraction}"]).summary
+        for load_fraction in (0.3, 0.9)
+    )
+    assert 0.012 < low["tpot_s"]["mean"] < high["tpot_s"]["mean"] < 0.025
+    assert low["littles_law"]["holds"] is high["littles_law"]["holds"] is True
+
+
+def test_an_affine_step_without_slopes_serves_at_the_rate_of_the_constant_one() -> None:
+    """The steps are in common, so that admission waits for the step under way; a token's time is the same."""
+    constant = simulate("paper", sets=SHORT).summary
+    affine = simulate("paper", sets=[*SHORT, "decode.step={base_s: 0.025}"]).summary
+    assert affine["throughput_rps"] == pytest.approx(constant["throughput_rps"], rel=1e-3)
+    assert affine["tpot_s"]["mean"] == pytest.approx(0.025, rel=1e-3)
+    assert affine["ttft_s"] == constant["ttft_s"]
+
+
 # the folder
 @pytest.mark.parametrize(("kind", "file"), [("none", None), ("csv", "requests.csv"), ("parquet", "requests.parquet")])
 def test_rows_are_written_as_asked(short: Result, tmp_path: Path, kind: str, file: str | None) -> None:
