@@ -41,7 +41,19 @@ class _Transfer:
 class _Pair:
     """What one sender has for one receiver. All counts are cumulative bytes, as of `at_s`."""
 
-    __slots__ = ("at_s", "due_s", "event", "key", "produced", "producing", "rate", "sent", "source", "stops_s", "transfers")
+    __slots__ = (
+        "at_s",
+        "due_s",
+        "event",
+        "key",
+        "produced",
+        "producing",
+        "rate",
+        "sent",
+        "source",
+        "stops_s",
+        "transfers",
+    )
 
     def __init__(self, key: tuple[str, str]) -> None:
         self.key = key
@@ -62,6 +74,7 @@ class FluidLink:
 
     per_flow_bps: cap of one pair, None for none (a pair of k capped connections is capped at k times one's cap: the
     caller's sum).
+    burst_bytes: the shaper's bucket, payload: what an idle link lets through at once; it fills at the rate left over.
     delay_s: one way, added to every landing. produced_bytes: payload of all transfers, cumulative, what was stopped
     unsent taken off.
     """
@@ -73,6 +86,7 @@ class FluidLink:
         efficiency: float = TCP_EFFICIENCY,
         delay_s: float = 0.0,
         per_flow_bps: float | None = None,
+        burst_bytes: float = 0.0,
     ) -> None:
         self.delay_s = delay_s
         self.produced_bytes = 0.0
@@ -83,6 +97,9 @@ class FluidLink:
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._active: dict[tuple[str, str], _Pair] = {}
         self._landings: deque[tuple[float, int]] = deque()
+        self._burst = self._tokens = burst_bytes
+        self._spare = self._capacity  # bytes/s that fill the bucket, since _spare_s
+        self._spare_s = -_INFINITY if burst_bytes else 0.0
         self._next_s = _INFINITY
         self._next_pair: _Pair | None = None
 
@@ -256,6 +273,8 @@ class FluidLink:
 
     def _share(self, now_s: float) -> None:
         """Max-min fair rates for all pairs from `now_s` on, then the time of the next event under them."""
+        if self._burst:
+            self._spend_burst(now_s)
         left, largest = self._capacity, 0.0
         waiting = []
         active = self._active.values()
@@ -263,7 +282,7 @@ class FluidLink:
         for pair in active:
             if pair.at_s < now_s:
                 self._flow(now_s, pair)
-            if pair.produced - pair.sent > _EPSILON:
+            if pair.produced - pair.sent > _EPSILON or pair.transfers[0].mark - pair.sent <= _EPSILON:
                 waiting.append(pair)
                 continue
             source = pair.rate = pair.source
@@ -291,6 +310,23 @@ class FluidLink:
             if pair.due_s < next_s:
                 next_s, next_pair = pair.due_s, pair
         self._next_s, self._next_pair = next_s, next_pair
+        if self._burst:
+            self._spare = max(0.0, self._capacity - sum(pair.rate for pair in active))
+
+    def _spend_burst(self, now_s: float) -> None:
+        """What the bucket holds goes out at once to whoever has bytes waiting, in the order the pairs became active."""
+        if now_s > self._spare_s:
+            self._tokens = min(self._burst, self._tokens + self._spare * min(now_s - self._spare_s, 1e9))
+            self._spare_s = now_s
+        for pair in self._active.values():
+            if self._tokens <= 0:
+                return
+            self._flow(now_s, pair)
+            taken = min(self._tokens, pair.produced - pair.sent)
+            if taken > _EPSILON:
+                pair.sent += taken
+                self._delivered += taken
+                self._tokens -= taken
 
     def _fill(self, active: Iterable[_Pair], waiting: list[_Pair]) -> None:
         """Max-min where not every pair that has caught up gets what it produces: water-filling, smallest want first."""
@@ -308,10 +344,13 @@ class FluidLink:
         """What happens next to a pair, and when: its source changes, its head is sent, or it catches up."""
         pair.due_s, pair.event = pair.stops_s, _SOURCE
         rate = pair.rate
+        left = pair.transfers[0].mark - pair.sent  # of the head
+        if left <= _EPSILON:  # the bucket took the rest of it
+            pair.due_s, pair.event = pair.at_s, _SENT
+            return
         if rate <= 0:
             return
         waiting = pair.produced - pair.sent
-        left = pair.transfers[0].mark - pair.sent  # of the head
         if left <= waiting + _EPSILON:
             due_s, event = pair.at_s + max(0.0, left) / rate, _SENT
         elif waiting > _EPSILON and rate > pair.source:

@@ -39,6 +39,7 @@ from emulator.messages import (
     Transmit,
 )
 from netem.fluid import TCP_EFFICIENCY, FluidLink
+from netem.link import burst_bytes
 from testbed.assemble import (
     build_workload,
     closed_form,
@@ -129,7 +130,10 @@ class World:
             Homogeneous(),
             max_attempts=scenario.max_attempts,
         )
-        self.link = FluidLink(scenario.link.rate_bps)
+        # The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload.
+        wall_bps = scenario.link.rate_bps * scenario.scale.time_scale * scenario.scale.byte_scale
+        bucket = burst_bytes(wall_bps) / scenario.scale.byte_scale * TCP_EFFICIENCY
+        self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket)
         self._link_armed: float | None = None
         self._receiver = [spec.name for spec in fleet]
         self._next_request = 0

@@ -124,6 +124,26 @@ def test_stopping_the_head_lets_the_next_of_its_pair_go_first() -> None:
     assert drain(link)[2] == pytest.approx(2.0)
 
 
+def test_an_idle_link_lets_a_bucket_through_at_once() -> None:
+    link = link_of(100.0, burst_bytes=60.0)
+    link.transmit(5.0, "p", "d", 1, 160.0, 1, 3.0, 4.0)
+    assert drain(link)[1] == pytest.approx(6.0)  # 60 bytes at once, 100 at the rate
+
+
+def test_a_whole_transfer_may_fit_the_bucket() -> None:
+    link = link_of(100.0, burst_bytes=60.0)
+    link.transmit(5.0, "p", "d", 1, 50.0, 1, 3.0, 4.0)
+    assert drain(link)[1] == pytest.approx(5.0)
+
+
+def test_the_bucket_fills_at_the_rate_that_is_left_over() -> None:
+    link = link_of(100.0, burst_bytes=60.0)
+    link.transmit(5.0, "p", "d", 1, 60.0, 1, 3.0, 4.0)
+    drain(link, 5.0)
+    link.transmit(5.3, "p", "d", 2, 40.0, 1, 3.0, 4.0)
+    assert drain(link)[2] == pytest.approx(5.4)  # 30 bytes had come back
+
+
 orders = st.lists(
     st.tuples(
         st.floats(0, 20),  # when granted, after the one before
@@ -141,13 +161,14 @@ link_steps = st.lists(st.tuples(st.floats(0.1, 30), st.sampled_from([0.0, 40.0, 
 
 
 @settings(max_examples=150, deadline=None)
-@given(orders, link_steps, st.one_of(st.none(), st.floats(100, 1000)))
+@given(orders, link_steps, st.one_of(st.none(), st.floats(100, 1000)), st.sampled_from([0.0, 30.0, 500.0]))
 def test_all_that_is_produced_is_delivered_and_never_faster_than_the_link(
     given_orders: list[tuple[float, str, str, float, int, float, float]],
     steps: list[tuple[float, float]],
     cap: float | None,
+    burst: float,
 ) -> None:
-    link = FluidLink(800.0, efficiency=1.0, per_flow_bps=cap)
+    link = FluidLink(800.0, efficiency=1.0, per_flow_bps=cap, burst_bytes=burst)
     at_s, capacity = 0.0, [(0.0, 800.0)]
     events: list[tuple[float, object]] = []
     for gap_s, *order in given_orders:
@@ -180,7 +201,7 @@ def test_all_that_is_produced_is_delivered_and_never_faster_than_the_link(
     assert link.delivered_bytes(1e9) == pytest.approx(link.produced_bytes)
     capacity.sort()
     for (from_s, before), (to_s, after) in pairwise(samples):
-        assert (after - before) * 8 <= integral_bits(capacity, from_s, to_s) * (1 + 1e-9) + 1e-3
+        assert (after - before) * 8 <= integral_bits(capacity, from_s, to_s) * (1 + 1e-9) + burst * 8 + 1e-3
 
 
 def test_integral_of_steps() -> None:
