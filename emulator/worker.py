@@ -22,8 +22,10 @@ import msgspec
 import uvloop
 
 from emulator.backends.timing import text_of
+from emulator.batching import decode_instance
 from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Driver, Lateness
+from emulator.decode_step import AffineStep
 from emulator.instance import DecodeInstance, PrefillInstance
 from emulator.messages import (
     CONTROL,
@@ -71,6 +73,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready_file: str
     profile: str
     decode_step_s: float
+    decode_step: AffineStep | None
     decode_slots: int
     pieces: int
     outbox_bytes: int
@@ -149,10 +152,11 @@ class Worker:
             )
         else:
             self._token_base += 1 << 32
-            self.machine = DecodeInstance(
+            self.machine = decode_instance(
                 config.name,
                 slots=config.decode_slots,
                 step_s=config.decode_step_s,
+                timing=config.decode_step,
                 landing_bytes=config.landing_bytes,
                 stream_interval=config.stream_interval,
                 token_base=self._token_base & (1 << 63) - 1,

@@ -110,6 +110,7 @@ def _timing(scenario: Scenario, deployment: Deployment, site: Site) -> dict[str,
     return {
         "profile": str(Path(name).absolute()) if "/" in name or Path(name).suffix else name,
         "decode_step_s": decode.decode_step_s,
+        "decode_step": decode.decode_step,
         "decode_slots": decode.decode_slots,
         "pieces": scenario.pieces(deployment, site),
         "outbox_bytes": scenario.transport.outbox_bytes,

@@ -56,7 +56,7 @@ from testbed.report.little import GATE_OF, Passages, littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
 from testbed.report.write import markdown
-from testbed.scenario import Deployment, Scenario, override
+from testbed.scenario import Deployment, Scenario, ScenarioError, override
 from testbed.scenario import load as load_scenario
 from testbed.scheduler.api import PD, Policy, Site
 from testbed.scheduler.baselines import Homogeneous
@@ -382,4 +382,9 @@ def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"]
     if requests == "csv":
         result.requests.to_csv(out / "requests.csv", index=False, float_format="%.9f")
     elif requests == "parquet":
-        result.requests.to_parquet(out / "requests.parquet", index=False)
+        try:
+            result.requests.to_parquet(out / "requests.parquet", index=False)
+        except ImportError:
+            raise ScenarioError(
+                "--requests parquet: pyarrow is not installed; pip install 'prfaas-testbed[parquet]', or use csv"
+            ) from None
