@@ -14,6 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, overload
@@ -404,7 +405,12 @@ def load_kv_profile(name_or_path: str | Path) -> Profile | KvThroughputProfile:
         raise ProfileError(
             f"profile {text!r} does not exist; {hint}shipped: {', '.join(shipped)}; or give the path of a .yaml file"
         )
-    return _parse(f"{text}.yaml", _shipped().joinpath(f"{text}.yaml").read_text(encoding="utf-8"))
+    return _read_shipped(text)
+
+
+@cache
+def _read_shipped(name: str) -> Profile | KvThroughputProfile:
+    return _parse(f"{name}.yaml", _shipped().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _shipped() -> resources.abc.Traversable:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from testbed.load import Outcome, Testbed
+    from testbed.points import Runner
     from testbed.scenario import Scenario
 
 app = typer.Typer(
@@ -31,7 +34,7 @@ trace_app = typer.Typer(help="Workload traces.", no_args_is_help=True)
 app.add_typer(link_app, name="link", rich_help_panel="Parts")
 app.add_typer(trace_app, name="trace", rich_help_panel="Parts")
 
-CLOCKS, TESTBED = "Clocks", "Testbed"
+CLOCKS, TESTBED, STUDIES = "Clocks", "Testbed", "Studies"
 NAMES = "A shipped scenario's name, or the path of a YAML file."
 
 ScenarioArg = Annotated[str, typer.Argument(metavar="SCENARIO", help=NAMES)]
@@ -57,6 +60,15 @@ WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=32, help="Lo
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Another seed than the scenario's.")]
 RequestsOption = Annotated[
     str, typer.Option("--requests", metavar="none|csv|parquet", help="Write a row a request, and as what.")
+]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", metavar="N", min=1, help="Runs under seeds from the scenario's own, with intervals.")
+]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", metavar="N", min=1, help="Processes; one a core (or Ray CPU) unless given.")
+]
+RayOption = Annotated[
+    str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on this Ray cluster (needs the extra `ray`).")
 ]
 TraceOption = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")
@@ -211,6 +223,8 @@ def simulate(
     rate_rps: RateOption = None,
     load_fraction: FractionOption = None,
     trace_out: TraceOutOption = None,
+    repeats: RepeatsOption = 1,
+    jobs: JobsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario in virtual time: the same policy, control and instances, on a modelled link."""
@@ -228,21 +242,130 @@ def simulate(
         folder = _new_folder(out, result.scenario)
         write(result, folder, requests)
     _write_trace(trace_out, result.requests)
+    repeated = None
+    if repeats > 1:
+        from testbed.points import Runner, repeat
+
+        with Runner(jobs=jobs, say=_say) as runner:
+            repeated = repeat(result.scenario, result.summary, repeats, runner)
     if json:
-        _print_json({**result.summary, "results": str(folder) if folder else None})
+        more = {} if repeated is None else {"repeats": repeated}
+        _print_json({**result.summary, **more, "results": str(folder) if folder else None})
     else:
-        from testbed.show import show_summary
+        from testbed.show import show_repeats, show_summary
 
         show_summary(result.summary)
+        if repeated is not None:
+            show_repeats(repeated)
         count = len(result.requests)
         speed = count / max(result.wall_s, 1e-9)
         typer.echo(f"{count} requests in {result.wall_s:.2f} s of wall time, {speed:,.0f} a second")
         if folder:
             typer.echo(f"results: {folder}")
-    raise typer.Exit({"valid": 0, "failed": 1, "invalid": 3}[result.summary["verdict"]["status"]])
+    verdicts = [result.summary["verdict"]["status"], *(repeated["verdicts"] if repeated else ())]
+    raise typer.Exit(max({"valid": 0, "failed": 1, "invalid": 3}[verdict] for verdict in verdicts))
 
 
-@app.command(rich_help_panel="Studies")
+@app.command(rich_help_panel=STUDIES)
+def sweep(
+    scenario: ScenarioArg,
+    deployment: Annotated[
+        str | None, typer.Option("--deployment", metavar="NAME", help="Only this one; all of them unless given.")
+    ] = None,
+    policy: PolicyOption = None,
+    sets: SetOption = None,
+    seed: SeedOption = None,
+    repeats: RepeatsOption = 1,
+    jobs: JobsOption = None,
+    ray: RayOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Keeps what was run; results/sweep-<scenario> unless given."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw TTFT against load (.png, .svg or .pdf).")
+    ] = None,
+    point_requests: Annotated[
+        int, typer.Option("--point-requests", metavar="N", min=100, help="Arrivals in a point's window.")
+    ] = 20_000,
+    json: JsonOption = False,
+) -> None:
+    """Find Lambda_max at the SLO for each deployment in virtual time, beside the closed form."""
+    from testbed.scenario import load
+    from testbed.sweep import save
+    from testbed.sweep import sweep as find
+
+    if plot is not None:
+        from testbed.figures.draw import check
+
+        try:
+            check(plot)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--plot") from None
+    sys.path.insert(0, str(Path.cwd()))
+    chosen = load(scenario, sets or ())
+    if deployment is not None:
+        chosen = chosen.only(deployment)
+    if seed is not None:
+        chosen = chosen.model_copy(update={"seed": seed})
+    if policy is not None:
+        only = [chosen.only(one.name, policy).deployments[0] for one in chosen.deployments]
+        chosen = chosen.model_copy(update={"deployments": only})
+    folder = out or Path("results") / f"sweep-{chosen.name}"
+    with _runner(folder, jobs, ray) as runner:
+        result = find(chosen, runner, repeats=repeats, point_requests=point_requests)
+    save(result, folder)
+    if plot is not None:
+        from testbed.figures.sweep import plot_sweep
+
+        plot_sweep(result, plot)
+        _say(f"drew {plot}")
+    if json:
+        _print_json({**result, "results": str(folder)})
+    else:
+        from testbed.show import show_sweep
+
+        show_sweep(result)
+        typer.echo(f"results: {folder}")
+
+
+@app.command(rich_help_panel=STUDIES)
+def figure(
+    name: Annotated[str, typer.Argument(metavar="table6|figure5|open-question", help="Which one.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where it goes; what was run for it is kept there too.")
+    ] = Path("results/figures"),
+    form: Annotated[str, typer.Option("--format", metavar="svg|pdf", help="Of the figures; tables are CSV.")] = "svg",
+    jobs: JobsOption = None,
+    ray: RayOption = None,
+    replications: Annotated[
+        int | None, typer.Option("--replications", metavar="N", min=1, help="Of each cell; 20 unless given.")
+    ] = None,
+    duration_s: Annotated[
+        float | None, typer.Option("--duration-s", metavar="S", min=1, help="Of each run; a model-hour unless given.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a figure of the project anew, with the table behind it."""
+    from testbed.figures.make import NAMES, SOLVED, make_open_question
+
+    if name not in NAMES:
+        raise typer.BadParameter(f"{name!r}: use one of {', '.join(NAMES)}", param_hint="NAME")
+    if form not in ("svg", "pdf"):
+        raise typer.BadParameter(f"{form!r}: use svg or pdf", param_hint="--format")
+    out.mkdir(parents=True, exist_ok=True)
+    if name in SOLVED:
+        files = SOLVED[name](out, form)  # type: ignore[arg-type]
+    else:
+        with _runner(out, jobs, ray) as runner:
+            files = make_open_question(out, form, runner, replications=replications, duration_s=duration_s)  # type: ignore[arg-type]
+    if json:
+        _print_json({"files": [str(path) for path in files]})
+    else:
+        typer.echo("\n".join(str(path) for path in files))
+
+
+@app.command(rich_help_panel=STUDIES)
 def fidelity(
     scenario: ScenarioArg,
     deployment: DeploymentOption = None,
@@ -642,6 +765,19 @@ def _load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | 
             on_progress=progress.update,
             on_start=progress.start,
         )
+
+
+@contextmanager
+def _runner(folder: Path, jobs: int | None, ray: str | None) -> Iterator[Runner]:
+    """What a study runs its points with; interrupted, it says how to go on."""
+    from testbed.points import Runner
+
+    with Runner(jobs=jobs, ray=ray, folder=folder / "points", say=_say) as runner:
+        try:
+            yield runner
+        except KeyboardInterrupt:
+            _say(f"the points that were run are kept in {folder / 'points'}: the same command goes on from them")
+            raise
 
 
 def _new_folder(out: Path | None, scenario: Scenario) -> Path:

@@ -1,18 +1,21 @@
 """Points: many runs in virtual time, each measured in a few figures, on every core or a Ray cluster, and kept.
 
-A point is a scenario with one deployment, one rate, one window and one seed; its figures are one small JSON file named by
-all that they depend on, so a study that was interrupted goes on where it stopped, and two studies share what they share.
+A point is a scenario with one deployment, one rate, one window and one seed. Its figures are one small JSON file, named
+by all that they depend on, so a study that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib
 import importlib.util
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -22,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from testbed.report.intervals import main_figures
+from testbed.report.intervals import main_figures, over_runs
 from testbed.report.summary import TPOT_TOLERANCE
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate
@@ -35,26 +38,34 @@ OVERLOADED: Final = 0.05
 
 BLOCKS: Final = 20
 SAY_EVERY_S: Final = 10.0
+CONNECT_S: Final = 5.0
+ROOMS: Final = ("emulator", "netem", "testbed", "traces")
 
 Floats = npt.NDArray[np.float64]
 Figures = dict[str, Any]
 
-_ROOMS: Final = ("emulator", "netem", "traces", "testbed.scheduler", "testbed.report")
-_MODULES: Final = (
-    "points", "simulate", "control", "assemble", "policies", "plan", "lengths", "scenario", "scenario_data",
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run to be measured: a scenario with one deployment, a rate, a window and a seed.
+
+    probe: the share (0 .. 1) of the duration to try first, where overload is to be expected; None for none.
+    """
+
+    scenario: Scenario
+    probe: float | None = None
 
 
 def backlog_growth(arrive_s: Floats, first_token_s: Floats, start_s: float, end_s: float) -> float:
-    """The share of the arrivals by which the backlog grows in start_s .. end_s: 0 in a steady state, 1 - 1/rho in overload.
+    """The share of the arrivals that piles up in start_s .. end_s: 0 in a steady state, 1 - 1/rho in overload.
 
-    N(t) is the backlog: the requests that have arrived by t and have no first token by then. Its mean is taken over each
-    of 20 equal blocks of the window; the Theil-Sen slope of these means (the median slope over all pairs of blocks, which
-    one burst, however large, moves little), in requests/s, is divided by the arrivals a second in the window.
+    N(t) is the backlog: the requests that have arrived by t and have no first token by then. Its mean is taken over
+    each of 20 equal blocks of the window. The Theil-Sen slope of these means (the median slope over all pairs of
+    blocks, which one burst, however large, moves little), in requests/s, is divided by the window's arrivals a second.
 
-    arrive_s, first_token_s: shape (n,), model seconds, of all requests of the run; NaN for no first token. 0 when nothing
-    arrives. In a run of n arrivals the statistic of a steady state scatters by about sqrt(ca^2 + cs^2) / sqrt(n), with the
-    coefficients of variation of arrivals and service, and more the longer its queues are.
+    arrive_s, first_token_s: shape (n,), model seconds, of all requests of the run; NaN for no first token. 0 when
+    nothing arrives. Near saturation a run of n arrivals scatters by about sqrt((ca^2 + cs^2) / n), ca and cs being the
+    coefficients of variation of interarrival and service times: 1 % for 20,000 Poisson arrivals, 2 % with ca = 3.
     """
     until = np.where(np.isnan(first_token_s), np.inf, first_token_s)
     edges = np.linspace(start_s, end_s, BLOCKS + 1)
@@ -68,21 +79,22 @@ def backlog_growth(arrive_s: Floats, first_token_s: Floats, start_s: float, end_
     return float(np.median(slopes)) * (end_s - start_s) / arrivals
 
 
-def measure(point: Scenario, probe: float | None = None) -> Figures:
+def measure(point: Point) -> Figures:
     """Run a point and return its figures, those of `main_figures` and what a search needs, JSON-ready.
 
-    `growth` is `backlog_growth` of the window, `growing` whether that is above GROWING; `slo_met` says that P90 TTFT and
-    P90 TPOT keep the scenario's SLO and that every request was completed. probe: the share (0 .. 1) of the duration to try
-    first; when that run's growth is above OVERLOADED, its figures are the point's, with `stopped_early` true.
+    `growth` is `backlog_growth` of the window, `growing` whether that is above GROWING; `slo_met` says that the run is
+    valid and whole and keeps the scenario's SLO in its P90 TTFT and P90 TPOT. When a probe's growth is above OVERLOADED
+    its figures are the point's, with `stopped_early` true.
     """
-    if probe is not None:
-        workload = point.workload
-        short = {"duration_s": workload.duration_s * probe, "warmup_s": workload.warmup_s * probe}
-        tried = measure(point.model_copy(update={"workload": workload.model_copy(update=short)}))
+    scenario = point.scenario
+    workload = scenario.workload
+    if point.probe is not None:
+        short = {"duration_s": workload.duration_s * point.probe, "warmup_s": workload.warmup_s * point.probe}
+        tried = measure(Point(scenario.model_copy(update={"workload": workload.model_copy(update=short)})))
         if tried["growth"] > OVERLOADED:
             return {**tried, "stopped_early": True}
-    result = simulate(point)
-    summary, workload, requests = result.summary, point.workload, result.requests
+    result = simulate(scenario)
+    summary, requests = result.summary, result.requests
     growth = backlog_growth(
         requests["sched_s"].to_numpy(dtype=np.float64),
         requests["first_token_s"].to_numpy(dtype=np.float64),
@@ -90,63 +102,99 @@ def measure(point: Scenario, probe: float | None = None) -> Figures:
         workload.duration_s,
     )
     tpot_s = summary["tpot_s"]["p90"]
-    tpot_met = tpot_s is None or tpot_s <= point.slo.tpot_s * (1 + TPOT_TOLERANCE)
-    failed = summary["requests"]["failed"]
+    tpot_met = tpot_s is None or tpot_s <= scenario.slo.tpot_s * (1 + TPOT_TOLERANCE)
     return {
-        "deployment": point.deployments[0].name,
-        "policy": point.deployments[0].policy.name,
-        "seed": point.seed,
+        "deployment": scenario.deployments[0].name,
+        "policy": scenario.deployments[0].policy.name,
+        "seed": scenario.seed,
         "rate_rps": workload.rate_rps,
         "arrivals": summary["requests"]["in_window"],
-        "failed": failed,
         "window_s": summary["window_s"],
+        "verdict": summary["verdict"]["status"],
         "threshold_tokens": summary["scheduler"]["threshold_tokens"],
         **main_figures(summary),
         "growth": growth,
         "growing": growth > GROWING,
-        "slo_met": bool(summary["slo"]["ttft_p90_met"] and tpot_met and not failed),
+        "slo_met": bool(summary["slo"]["ttft_p90_met"] and tpot_met and summary["verdict"]["status"] == "valid"),
         "stopped_early": False,
     }
 
 
-def key(point: Scenario, probe: float | None = None) -> str:
+def key(point: Point) -> str:
     """The name of a point's file: a digest of the resolved scenario (deployment, policy, rate, window, seed), of the
     files that it names, and of the code that the figures depend on."""
-    named = [code_version(), point.fingerprint(), repr(probe)]
-    deployment = point.deployments[0]
-    files = [point.workload.trace, deployment.profiles.prfaas, deployment.profiles.pd]
+    scenario = point.scenario
+    deployment = scenario.deployments[0]
+    named = [code_version(), scenario.fingerprint(), repr(point.probe)]
+    files = [scenario.workload.trace, deployment.profiles.prfaas, deployment.profiles.pd]
     named += [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name and Path(name).is_file()]
-    module = deployment.policy.name.partition(":")[0]
-    spec = importlib.util.find_spec(module) if ":" in deployment.policy.name else None
-    if spec is not None and spec.origin is not None:
-        named.append(hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest())
+    if ":" in deployment.policy.name:
+        named += [hashlib.sha256(source).hexdigest() for source in _sources(deployment.policy.name.partition(":")[0])]
     return hashlib.sha256("\n".join(named).encode()).hexdigest()[:24]
 
 
 @cache
 def code_version() -> str:
-    """A digest of the sources (and shipped profiles) that a run in virtual time depends on, whatever git says of them."""
-    files = [resources.files("testbed") / f"{name}.py" for name in _MODULES]
-    for room in _ROOMS:
-        files += _sources(resources.files(room))
+    """A digest of what a run in virtual time depends on: the sources of this module and all of ours that it imports,
+    and the shipped profiles."""
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for source in _sources(__name__):
+        digest.update(source)
+    for profile in sorted(resources.files("emulator").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
+        digest.update(profile.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _sources(folder: Any) -> list[Any]:
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    found = [entry for entry in entries if entry.name.endswith((".py", ".yaml"))]
-    return found + [file for entry in entries if entry.is_dir() for file in _sources(entry)]
+def _sources(module: str) -> list[bytes]:
+    """The source of a module and of every module of the four rooms that it imports, directly or not, by name."""
+    found: dict[str, bytes] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        spec = None if name in found else importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        found[name] = Path(spec.origin).read_bytes()
+        for node in ast.walk(ast.parse(found[name])):
+            if isinstance(node, ast.Import):
+                todo += [alias.name for alias in node.names if alias.name.partition(".")[0] in ROOMS]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ROOMS:
+                of = importlib.util.find_spec(str(node.module))
+                todo.append(str(node.module))
+                if of is not None and of.submodule_search_locations:
+                    todo += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [found[name] for name in sorted(found)]
+
+
+def repeat(scenario: Scenario, first: Mapping[str, Any], repeats: int, runner: Runner) -> dict[str, Any]:
+    """`repeats` runs under seeds from the scenario's own: the mean and 95 % interval of each of the main figures.
+
+    first: the summary of the run under the scenario's own seed. Raises ScenarioError for a trace: no seed changes it.
+    """
+    refuse_repeats(scenario, repeats)
+    seeds = [scenario.seed + i for i in range(repeats)]
+    others = runner.run([Point(scenario.model_copy(update={"seed": seed})) for seed in seeds[1:]])
+    figures = main_figures(first)
+    runs = [figures, *({name: run[name] for name in figures} for run in others)]
+    verdicts = [first["verdict"]["status"], *(run["verdict"] for run in others)]
+    return {"n": repeats, "seeds": seeds, "verdicts": verdicts, "figures": over_runs(runs)}
+
+
+def refuse_repeats(scenario: Scenario, repeats: int) -> None:
+    """Raises ScenarioError for several runs of a trace: they would be the same run."""
+    if repeats > 1 and scenario.workload.trace is not None:
+        raise ScenarioError(
+            f"--repeats {repeats}: workload.trace = {scenario.workload.trace} is the same under every seed, and so is "
+            "each run of it; leave --repeats out"
+        )
 
 
 class Runner:
     """Runs points and keeps their figures in `folder` (None: nowhere). A context: it holds the connection to Ray.
 
     jobs: processes, None for one a core (on Ray: one a CPU of the cluster); 1 runs everything in this process. ray: the
-    address of a Ray cluster, such as `auto`, where this project has to be installed. say: told of progress, now and then.
-    Raises ScenarioError when Ray is asked for and not installed or not to be reached.
+    address of a Ray cluster, such as `auto`, where this project has to be installed. say: told of progress, now and
+    then. Raises ScenarioError when Ray is asked for and not installed or not to be reached.
     """
 
     def __init__(
@@ -169,20 +217,18 @@ class Runner:
 
     def __exit__(self, *exc: object) -> None:
         if self._ray is not None:
-            import ray
+            importlib.import_module("ray").shutdown()
 
-            ray.shutdown()
-
-    def run(self, points: Sequence[Scenario], probe: float | None = None) -> list[Figures]:
+    def run(self, points: Sequence[Point]) -> list[Figures]:
         """The figures of the points, in their order; those that are kept already are not run again."""
-        names = [key(point, probe) for point in points]
+        names = [key(point) for point in points]
         found = {name: figures for name in names if (figures := self._kept(name)) is not None}
         todo = {name: point for name, point in zip(names, points, strict=True) if name not in found}
         if found:
             self._say(f"{len(found)} of {len(set(names))} points are there already")
         started = said = time.monotonic()
         total = len(todo)
-        for count, (name, figures) in enumerate(self._results(todo, probe), 1):
+        for count, (name, figures) in enumerate(self._results(todo), 1):
             found[name] = figures
             self._keep(name, figures)
             now = time.monotonic()
@@ -191,16 +237,25 @@ class Runner:
                 self._say(f"{count}/{total} points, about {(now - started) / count * (total - count):.0f} s left")
         return [found[name] for name in names]
 
-    def _results(self, todo: dict[str, Scenario], probe: float | None) -> Any:
+    def _results(self, todo: dict[str, Point]) -> Iterator[tuple[str, Figures]]:
+        """(name, figures) of every point, as they become known."""
         if self._jobs == 1 and self._ray is None:
-            return ((name, measure(point, probe)) for name, point in todo.items())
+            yield from ((name, measure(point)) for name, point in todo.items())
+            return
         import joblib
 
         # The largest first: the last ones to end are then short.
-        order = sorted(todo.items(), key=lambda item: -(item[1].workload.rate_rps or 0) * item[1].workload.duration_s)
-        with nullcontext() if self._ray is None else joblib.parallel_config(backend="ray"):
-            parallel = joblib.Parallel(n_jobs=self._jobs, batch_size=1, return_as="generator_unordered")
-            return parallel(joblib.delayed(_task)(name, point, probe, os.getcwd()) for name, point in order)
+        tasks = [
+            joblib.delayed(_task)(name, point, os.getcwd())
+            for name, point in sorted(todo.items(), key=lambda item: -_size(item[1].scenario))
+        ]
+        if self._ray is None:
+            yield from joblib.Parallel(self._jobs, batch_size=1, return_as="generator_unordered")(tasks)
+            return
+        with joblib.parallel_config(backend="ray"):  # gives results only together: a few a CPU at a time
+            some = 4 * joblib.effective_n_jobs(self._jobs)
+            for first in range(0, len(tasks), some):
+                yield from joblib.Parallel(self._jobs, batch_size=1)(tasks[first : first + some])
 
     def _kept(self, name: str) -> Figures | None:
         if self._folder is None:
@@ -221,21 +276,28 @@ class Runner:
         part.replace(self._folder / f"{name}.json")
 
 
-def _task(name: str, point: Scenario, probe: float | None, import_path: str) -> tuple[str, Figures]:
+def _size(scenario: Scenario) -> float:
+    return (scenario.workload.rate_rps or 0.0) * scenario.workload.duration_s
+
+
+def _task(name: str, point: Point, import_path: str) -> tuple[str, Figures]:
     """In a worker process. import_path: where a policy of the user's own is imported from."""
     if import_path not in sys.path:
         sys.path.insert(0, import_path)
-    return name, measure(point, probe)
+    return name, measure(point)
 
 
 def _connect(address: str) -> None:
     try:
-        import ray
-        from ray.util.joblib import register_ray
+        ray: Any = importlib.import_module("ray")
+        backend: Any = importlib.import_module("ray.util.joblib")
     except ImportError:
         raise ScenarioError(f"--ray {address}: Ray is not installed; pip install 'prfaas-testbed[ray]'") from None
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         ray.init(address=address, logging_level="error", log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ScenarioError(f"--ray {address}: no cluster there ({' '.join(str(error).split())[:200]})") from None
-    register_ray()
+    backend.register_ray()

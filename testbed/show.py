@@ -202,6 +202,51 @@ def show_fidelity(comparison: dict[str, Any]) -> None:
             out.print(f"  {reason}", markup=False)
 
 
+def show_repeats(repeated: dict[str, Any]) -> None:
+    """The main figures over several runs: mean and 95 % interval."""
+    table = Table(title=f"over {repeated['n']} runs, seeds {repeated['seeds'][0]} to {repeated['seeds'][-1]}")
+    for column in ("", "mean", "95 % interval"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, one in repeated["figures"].items():
+        scale, form = (1e-9, "{:.3f}") if name.endswith("_bps") else (1, "{:.4f}")
+        low, mean, high = (None if one[key] is None else one[key] * scale for key in ("low", "mean", "high"))
+        spread = "-" if low is None else f"{form.format(low)} .. {form.format(high)}"
+        table.add_row(name.replace("_bps", ", Gbps"), _or_dash(mean, form), spread)
+    out.print(table)
+
+
+def show_sweep(result: dict[str, Any]) -> None:
+    """Lambda_max of each deployment: both closed forms, and what was found in virtual time."""
+    slo = result["slo"]
+    table = Table(title=f"{result['scenario']}: Lambda_max, req/s; the SLO is a P90 TTFT of {slo['ttft_p90_s']:g} s")
+    for column in ("", "closed form", "expectations", "simulated,\nat the SLO", "simulated,\nqueues only"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for one in result["deployments"]:
+        limit, spread = one["lambda_max_rps"], one["intervals"] or {}
+        table.add_row(
+            one["name"] if one["name"] == one["policy"] else f"{one['name']} ({one['policy']})",
+            f"{limit['closed']:.3f}",
+            f"{limit['expectation']:.3f}",
+            _with_interval(limit["simulated"], spread.get("simulated")),
+            _with_interval(one["saturated_rps"], spread.get("saturated")),
+        )
+    out.print(table)
+    out.print(
+        "closed form: the paper's, mean lengths, nominal link; expectations: at 0.956 of the link. At the SLO: the "
+        f"highest rate whose run meets it while no queue grows by over {result['growing_above']:.0%} of the arrivals; "
+        f"{result['point_requests']:,} requests a point, found to {result['tolerance']:.0%}"
+    )
+    for one in result["deployments"]:
+        if one["note"]:
+            out.print(f"{one['name']}: {one['note']}", style="yellow")
+
+
+def _with_interval(value: float, found: dict[str, Any] | None) -> str:
+    if not found or found["low"] is None:
+        return f"{value:.3f}"
+    return f"{value:.3f}\n{found['low']:.3f} .. {found['high']:.3f}"
+
+
 def _stats(values: dict[str, float | None], digits: int = 3) -> list[str]:
     return [_or_dash(values[key], f"{{:.{digits}f}}") for key in ("mean", "p50", "p90", "p99")]
 

@@ -188,6 +188,24 @@ def test_an_impossible_decode_step_is_refused() -> None:
         load_profile("toy").with_decode(step_s=0)
 
 
+def test_a_variant_takes_a_share_of_the_time_and_the_same_bytes() -> None:
+    base, slower = load_profile("h20-1t"), load_profile("h20-1t@110%")
+    lengths = np.array([1.0, 500.0, 1024.0, 20_000.0, 131072.0])
+    assert slower.t_prefill(lengths) == pytest.approx(1.1 * base.t_prefill(lengths))
+    assert slower.t_prefill(500) == pytest.approx(1.1 * base.t_prefill(500))
+    assert slower.s_kv(lengths) == pytest.approx(base.s_kv(lengths))
+    assert (slower.name, slower.first_tokens, slower.last_tokens) == ("h20-1t@110%", 1024, 131072)
+    assert slower.provenance["t_prefill"].status == "assumed"
+    assert "110 % of h20-1t" in slower.provenance["t_prefill"].source
+
+
+def test_a_variant_of_a_profile_without_times_or_of_no_time_is_refused() -> None:
+    with pytest.raises(ProfileError, match="neither S_kv nor T_prefill"):
+        load_profile("ring-2.5-1t@110%")
+    with pytest.raises(ProfileError, match="cannot be scaled by 0"):
+        load_profile("h20-1t@0%")
+
+
 # Files
 def test_a_file_of_ones_own_is_read(write: Callable[[dict[str, Any]], Path]) -> None:
     profile = load_profile(write({}))

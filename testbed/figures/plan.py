@@ -1,14 +1,13 @@
-"""The paper's Figure 5, drawn from the result of `prfaas plan`: throughput over the split, and over the threshold."""
+"""The paper's Figure 5 and Table 6, drawn from the result of `prfaas plan`, and the tables behind both."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from testbed.figures.draw import BEST, DECODE, LOCAL, PRFAAS, check, gbps, panels, save
 from testbed.plan import SOURCE
 
-SUFFIXES = (".png", ".svg", ".pdf")
-PRFAAS, LOCAL, DECODE, BEST = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
 UNDER: dict[str, Any] = {"color": BEST, "linewidth": 6, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1}
 """Lambda_max is a broad band below the ceilings that it follows, so that both stay visible."""
 NOTE: dict[str, Any] = {
@@ -25,25 +24,86 @@ def plot_plan(result: dict[str, Any], path: str | Path, deployment: str | None =
     Theta_prfaas / p and Theta_pd-p / (1 - p), and Lambda_max, which peaks where they cross (7). Rates in req/s.
     Raises ValueError for a suffix other than .png, .svg or .pdf, or when no (or not this) deployment has both routes.
     """
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: a figure ends in {', '.join(SUFFIXES)}; rename it")
+    path = check(path)
     plan = _pick(result, deployment)
-
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    figure, ((left, right),) = panels(1, 2, 11, 4.4)
     _split_panel(left, plan)
     _threshold_panel(right, plan)
     figure.suptitle(
-        f"{result['scenario']}: {plan['name']}, {plan['n_prfaas']} PrfaaS instances, link {_gbps(result['link_bps'])}; "
+        f"{result['scenario']}: {plan['name']}, {plan['n_prfaas']} PrfaaS instances, link {gbps(result['link_bps'])}; "
         f"steady-state model, {result['form']} form (after {SOURCE}, Figure 5)",
         fontsize=10,
     )
-    figure.savefig(path, dpi=150)
+    save(figure, path)
+
+
+def figure_5_rows(result: dict[str, Any], deployment: str | None = None) -> list[dict[str, Any]]:
+    """The two panels as one table: `panel` is split or threshold; rates in req/s, None for a ceiling there is not."""
+    plan = _pick(result, deployment)
+    at = {"threshold_tokens": plan["threshold_tokens"], "n_p": plan["n_p"], "n_d": plan["n_d"]}
+    names = ("prefill_rps", "prfaas_rps", "pd_p_rps", "decode_rps", "lambda_max_rps")
+    rows = [
+        {"panel": "split", **at, "n_p": row["n_p"], "n_d": row["n_d"], **{name: row.get(name) for name in names}}
+        for row in plan["sweep_split"]
+    ]
+    sweep = {**plan["sweep_threshold"], "decode_rps": plan["sweep_threshold"]["pd_d_rps"]}
+    for i, tokens in enumerate(sweep["threshold_tokens"]):
+        rates = {name: sweep[name][i] if name in sweep else None for name in names}
+        rows.append({"panel": "threshold", **at, "threshold_tokens": tokens, **rates})
+    return rows
+
+
+def table_6_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The paper's cells beside ours: its form (mean lengths) with the relative error, and expectations.
+
+    `result` is `plan_deployments`' of the paper's scenario, in the paper's form.
+    """
+    expectation = {one["name"]: _flat(one) for one in result["expectation"]["deployments"]}
+    return [
+        {
+            "deployment": name,
+            "metric": metric,
+            "paper": cell["paper"],
+            "ours": cell["ours"],
+            "relative_error": cell["relative_error"],
+            "expectation": expectation[name][metric],
+        }
+        for name, cells in result["paper"]["deployments"].items()
+        for metric, cell in cells.items()
+    ]
+
+
+def plot_table_6(rows: list[dict[str, Any]], path: str | Path) -> None:
+    """Three panels of `table_6_rows`: Lambda_max and the ceilings (req/s), unloaded TTFT (s), ratio to homogeneous."""
+    figure, (axes,) = panels(1, 3, 12, 4.2)
+    theta = ("theta_prfaas_rps", "theta_pd_p_rps", "theta_pd_d_rps")
+    _bars(axes[0], rows, ("lambda_max_rps", *theta), "req/s")
+    _bars(axes[1], rows, ("ttft_mean_s", "ttft_p90_s"), "unloaded TTFT, s")
+    _bars(axes[2], rows, ("ratio",), r"$\Lambda_{max}$, ratio to homogeneous")
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"Table 6 of {SOURCE}: the paper's cells, ours in its form, and with expectations", fontsize=10)
+    save(figure, path)
+
+
+def _bars(axes: Any, rows: list[dict[str, Any]], metrics: tuple[str, ...], title: str) -> None:
+    """A group of three bars a cell. The H20's profile is inferred from some of these cells, which is labelled."""
+    chosen = [row for row in rows if row["metric"] in metrics]
+    for offset, (key, color, label) in enumerate(
+        (
+            ("paper", DECODE, "paper"),
+            ("ours", LOCAL, "ours, mean length (the paper's form)"),
+            ("expectation", PRFAAS, "ours, expectations"),
+        )
+    ):
+        places = [i + (offset - 1) * 0.27 for i in range(len(chosen))]
+        axes.bar(places, [row[key] or 0.0 for row in chosen], 0.25, color=color, label=label)
+    names = [f"{row['deployment']}\n{row['metric'].rsplit('_', 1)[0].replace('_', ' ')}" for row in chosen]
+    axes.set_xticks(range(len(chosen)), names, rotation=60, fontsize=7)
+    axes.set_title(title, fontsize=10)
+
+
+def _flat(plan: dict[str, Any]) -> dict[str, Any]:
+    return plan | {f"ttft_{key}_s": value for key, value in plan["ttft_unloaded_s"].items()}
 
 
 def _pick(result: dict[str, Any], name: str | None) -> dict[str, Any]:
@@ -102,7 +162,3 @@ def _threshold_panel(axes: Any, plan: dict[str, Any]) -> None:
     axes.set_ylabel("req/s")
     axes.set_title(f"split fixed at {plan['n_p']}/{plan['n_d']}", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
-
-
-def _gbps(bits_per_second: float) -> str:
-    return f"{bits_per_second / 1e9:g} Gbps"
