@@ -20,7 +20,7 @@ from emulator.messages import WAKE, AnyMessage, Out
 
 _KEEP: Final = 200_000  # lateness samples kept for percentiles
 # uvloop's timers have whole milliseconds, rounded to the nearest: asked for half a one later, none fires early.
-_ROUND_S: Final = 0.0005
+TIMER_ROUND_S: Final = 0.0005
 
 
 class Clock:
@@ -35,10 +35,6 @@ class Clock:
     def now_s(self) -> float:
         """The present, in model seconds."""
         return (time.monotonic_ns() - self.t0_ns) * 1e-9 * self.scale
-
-    def model_s(self, ns: int) -> float:
-        """The model time of a CLOCK_MONOTONIC stamp."""
-        return (ns - self.t0_ns) * 1e-9 * self.scale
 
     def monotonic_s(self, model_s: float) -> float:
         """The CLOCK_MONOTONIC second (the event loop's own time) at which the model time is `model_s`."""
@@ -113,4 +109,4 @@ class Driver:
             self._timer = None
         self._armed_s = due_s
         if due_s is not None:
-            self._timer = self._loop.call_at(self.clock.monotonic_s(due_s) + _ROUND_S, self._fire)
+            self._timer = self._loop.call_at(self.clock.monotonic_s(due_s) + TIMER_ROUND_S, self._fire)

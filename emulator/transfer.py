@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
+from emulator.clock import TIMER_ROUND_S
 from emulator.frames import (
     ACK,
     MAX_FRAME_BYTES,
@@ -48,7 +49,6 @@ NOTSENT_BYTES: Final = 1 << 17  # TCP_NOTSENT_LOWAT: what the kernel may hold of
 _CONNECT_S: Final = 5.0  # wall seconds an attempt to connect may take
 _HELLO_S: Final = 10.0  # wall seconds a dialler may take to say who it is
 _BACKOFF_S: Final = (0.02, 1.0)  # first and longest pause between attempts to connect, wall seconds
-_ROUND_S: Final = 0.0005  # uvloop's timers round to whole milliseconds: asked for half a one later, none fires early
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # struct linger: drop what the socket holds
 _TCP_NOTSENT_LOWAT: Final = 25  # linux/tcp.h; the socket module does not name it before Python 3.12
 
@@ -289,7 +289,7 @@ class _Pair:
         now_s = self.sender.clock.now_s()
         due = [due_s for sending in self._queue.values() if (due_s := sending.next_due_s(now_s)) is not None]
         if due:
-            self._timer = self._loop.call_at(self.sender.clock.monotonic_s(min(due)) + _ROUND_S, self.feed)
+            self._timer = self._loop.call_at(self.sender.clock.monotonic_s(min(due)) + TIMER_ROUND_S, self.feed)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from emulator.worker import Config as WorkerConfig
 from emulator.worker import Peer
-from netem.link import MAX_RATE_BPS, MIN_RATE_BPS
+from netem.link import CONTROL_PORTS, MAX_RATE_BPS, MIN_RATE_BPS
 from netem.topology import ADDRESSES, WAN_INTERFACES
 from testbed.assemble import instances
 from testbed.gateway import Config as GatewayConfig
@@ -25,8 +25,8 @@ from testbed.launch.state import StateDir
 from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler.api import Role, Site
 
-CONTROL_PORTS = 0x1C00  # 7168: the shaper's control class is selected by these (docs/contracts.md)
-DATA_PORTS = CONTROL_PORTS + 128
+FIRST_CONTROL_PORT = CONTROL_PORTS[0]  # the shaper knows the control class by them
+FIRST_DATA_PORT = FIRST_CONTROL_PORT + 128
 SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
 
 
@@ -61,7 +61,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     """
     secret = secrets.token_hex(16)
     nodes = instances(deployment)
-    ports = {name: (CONTROL_PORTS + i, DATA_PORTS + i) for i, (name, _, _) in enumerate(nodes)}
+    ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
     peers = {
         name: Peer(ADDRESSES[site], *ports[name]) for name, site, role in nodes if role == "decode"
     }

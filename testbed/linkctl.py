@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from netem.link import LinkError, expected_goodput_bps
+from netem.link import DIRECTIONS, LinkError, expected_goodput_bps
 from netem.topology import ADDRESSES
 from testbed.fleet import model_rate_bps, wall_rate_bps
 from testbed.launch import client
@@ -22,7 +22,6 @@ from testbed.launch.state import StateDir, TestbedError
 from testbed.scenario import Scenario
 
 PROBE_PORT: Final = 7424
-DIRECTIONS: Final = ("to_pd", "to_prfaas")
 TOLERANCE: Final = 0.05
 """Measured goodput this far from the expected one, relatively, and the link is not what was asked for."""
 

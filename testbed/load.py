@@ -24,6 +24,7 @@ from typing import Any, Final
 import orjson
 import psutil
 
+from netem.link import DIRECTIONS
 from testbed import linkctl
 from testbed.assemble import build_workload, closed_form, lengths_to_json, workload_lengths
 from testbed.fleet import wall_rate_bps
@@ -272,13 +273,13 @@ def _link_figures(testbed: Testbed, scenario: Scenario, before: dict[str, Any], 
         asked={
             "nominal_bps": scenario.link.rate_bps,
             "nominal_wall_bps": wall_rate_bps(scenario, scenario.link.rate_bps),
-            **{direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]} for direction in linkctl.DIRECTIONS},
+            **{direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]} for direction in DIRECTIONS},
             "congestion_control": scenario.link.congestion_control,
         },
         measured=linkctl.last_verified(testbed.state),
         wan_tx_bytes=after["to_pd"]["kv"]["sent_bytes"] - before["to_pd"]["kv"]["sent_bytes"],
         kv_bytes=totals["wire_landed_bytes"].get("prfaas", 0),
-        direct_packets=sum(after[direction]["direct_packets"] for direction in linkctl.DIRECTIONS),
+        direct_packets=sum(after[direction]["direct_packets"] for direction in DIRECTIONS),
         retransmits=totals["retransmits"],
     )
 
