@@ -86,7 +86,7 @@ def _check_rate(field: str, value: object) -> None:
     if rate <= 0:
         _refuse(field, value, "is no rate", "a link that is down is an outage, not a rate; give at least 1e6 bits/s")
     if rate < MIN_RATE_BPS:
-        remedy = "give at least 1e6 (is it Mbit/s, or bytes? the field is bits/s), or raise scale.bytes"
+        remedy = "give at least 1e6 (is it Mbit/s, or bytes? the field is bits/s), or raise scale.byte_scale"
         _refuse(field, value, "bits/s is below the 1 Mbit/s floor of htb", remedy)
     if rate > MAX_RATE_BPS:
         _refuse(field, value, "bits/s is more than htb can time", f"give at most {MAX_RATE_BPS:.0e}")
