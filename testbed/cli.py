@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from testbed.scenario import Scenario
 
 app = typer.Typer(
-    help="A testbed for Prefill-as-a-Service: one scheduler in closed form and on a really shaped wire.",
+    help="A testbed for Prefill-as-a-Service: one scheduler, solved, simulated, and run on a really shaped wire.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -583,11 +583,11 @@ def link_set(
     json: JsonOption = False,
 ) -> None:
     """Change the link's rate now, while traffic flows."""
-    from netem.link import parse_rate
+    from netem.link import DIRECTIONS, parse_rate
     from testbed import linkctl
     from testbed.show import show_link
 
-    if direction not in (None, *linkctl.DIRECTIONS):
+    if direction not in (None, *DIRECTIONS):
         raise typer.BadParameter(f"{direction!r}: use to_pd or to_prfaas", param_hint="--direction")
     testbed = _running()
     result = linkctl.set_rate(testbed.scenario, testbed.state, parse_rate(rate), direction)

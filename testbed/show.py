@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
-_CLOCK = {"wire": "on the wire", "virtual": "in virtual time"}
+CLOCK = {"wire": "on the wire", "virtual": "in virtual time"}
 STYLE = {"valid": "bold green", "failed": "bold red", "invalid": "bold yellow"}
 
 
@@ -124,9 +124,8 @@ class LoadProgress:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """A load's report, as `make testbed` ends with it."""
-    table = Table(
-        title=f"{summary['scenario']}: {summary['deployment']} under {summary['policy']}, on the wire (model seconds)"
-    )
+    what = f"{summary['scenario']}: {summary['deployment']} under {summary['policy']}"
+    table = Table(title=f"{what}, {CLOCK[summary['clock']]} (model seconds)")
     for column in ("", "mean", "p50", "p90", "p99"):
         table.add_column(column, justify="left" if not column else "right")
     split, by_route = summary["ttft_split_s"], summary["ttft_by_route_s"]

@@ -268,6 +268,11 @@ class TestSimulate:
         assert ended.json["verdict"]["status"] == "valid"
         assert ended.code == 0
 
+    def test_the_report_says_that_it_is_no_measurement_of_a_wire(self, prfaas: Any) -> None:
+        out = prfaas("simulate", "toy", "--duration-s", "50").out
+        assert "in virtual time (model seconds)" in out
+        assert "on the wire" not in out
+
     def test_writes_where_it_is_told_and_never_over_something(self, prfaas: Any, tmp_path: Path) -> None:
         assert prfaas("simulate", "toy", "--duration-s", "50", "--out", "here").code == 0
         assert (tmp_path / "here" / "summary.json").exists()
