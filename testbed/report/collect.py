@@ -5,13 +5,15 @@ become a table at the end.
 from __future__ import annotations
 
 from array import array
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from testbed.control import Record
-from testbed.report.rows import PARTS, REQUEST_COLUMNS
+from testbed.report.rows import REQUEST_COLUMNS, WORDS
+from testbed.report.tables import add_figures
 
 _TIMES: Final = (
     "arrive_s",
@@ -24,16 +26,7 @@ _TIMES: Final = (
     "threshold_tokens",
 )
 _COUNTS: Final = ("input_tokens", "cached_tokens", "output_tokens_asked", "output_tokens", "attempts", "kv_bytes")
-_WORDS: Final = (
-    "status",
-    "error",
-    "error_message",
-    "policy_error",
-    "prefill_site",
-    "prefill_node",
-    "decode_node",
-    "reason",
-)
+_times_of, _counts_of, _words_of = attrgetter(*_TIMES), attrgetter(*_COUNTS), attrgetter(*WORDS)
 
 
 class Collector:
@@ -47,39 +40,10 @@ class Collector:
         self._ids: list[str] = []
 
     def __call__(self, record: Record) -> None:
-        self._times.extend(
-            (
-                record.arrive_s,
-                record.route_s,
-                record.prefill_start_s,
-                record.prefill_end_s,
-                record.landed_s,
-                record.admitted_s,
-                record.finished_s,
-                record.threshold_tokens,
-            )
-        )
-        self._counts.extend(
-            (
-                record.input_tokens,
-                record.cached_tokens,
-                record.output_tokens_asked,
-                record.output_tokens,
-                record.attempts,
-                record.kv_bytes,
-            )
-        )
+        self._times.extend(_times_of(record))
+        self._counts.extend(_counts_of(record))
         words = self._words
-        for word in (
-            record.status,
-            record.error,
-            record.error_message,
-            record.policy_error,
-            record.prefill_site,
-            record.prefill_node,
-            record.decode_node,
-            record.reason,
-        ):
+        for word in _words_of(record):
             code = words.get(word)
             if code is None:
                 code = words[word] = len(words)
@@ -96,7 +60,7 @@ class Collector:
         """
         times = np.frombuffer(self._times, dtype=np.float64).reshape(-1, len(_TIMES))
         counts = np.frombuffer(self._counts, dtype=np.int64).reshape(-1, len(_COUNTS))
-        codes = np.frombuffer(self._codes, dtype=np.uint16).reshape(-1, len(_WORDS))
+        codes = np.frombuffer(self._codes, dtype=np.uint16).reshape(-1, len(WORDS))
         order = np.lexsort((np.arange(len(times)), times[:, 0]))
         columns: dict[str, object] = {"request_id": np.asarray(self._ids, dtype=object)[order]}
         columns |= {name: times[order, i] for i, name in enumerate(_TIMES)}
@@ -104,21 +68,12 @@ class Collector:
         names = list(self._words)
         columns |= {
             name: pd.Categorical.from_codes(codes[order, i].astype(np.int32), names)  # type: ignore[call-overload]
-            for i, name in enumerate(_WORDS)
+            for i, name in enumerate(WORDS)
         }
         table = pd.DataFrame(columns)
-        ok = (table["status"] == "ok").to_numpy()
         table["sched_s"] = table["send_s"] = table["arrive_s"]
         table["headers_s"] = table["first_token_s"] = table["admitted_s"]
         table["last_token_s"] = table["done_s"] = table["finished_s"]
         table["client_error"] = ""
-        table["late_s"] = 0.0
-        table["ttft_s"] = table["first_token_s"] - table["sched_s"]
-        steps = (table["output_tokens"] - 1).where(table["output_tokens"] > 1)
-        table["tpot_s"] = (table["last_token_s"] - table["first_token_s"]) / steps
-        table["e2e_s"] = (table["done_s"] - table["sched_s"]).where(ok)
-        stamps = ["sched_s", "arrive_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "first_token_s"]
-        for part, start, end in zip(PARTS, stamps, stamps[1:], strict=False):
-            table[f"ttft_{part}_s"] = table[end] - table[start]
-        table["in_window"] = (table["sched_s"] >= warmup_s) & (table["sched_s"] < duration_s)
+        add_figures(table, warmup_s=warmup_s, duration_s=duration_s)
         return table[list(REQUEST_COLUMNS)]

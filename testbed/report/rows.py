@@ -36,6 +36,18 @@ GATEWAY_COLUMNS: Final = (
     "finished_s",  # the last token left
 )
 
+WORDS: Final = (
+    "status",
+    "error",
+    "error_message",
+    "policy_error",
+    "reason",
+    "prefill_site",
+    "prefill_node",
+    "decode_node",
+)
+"""The columns that hold texts from a small stock, whatever a text looks like."""
+
 PARTS: Final = ("client", "queue", "prefill", "transfer", "admission", "return")
 """The parts of a TTFT, in order; they add up to it exactly. client: t_sched to arrival at control. queue: to the start
 of the prefill (routing, retries, the way to the worker and waiting there). prefill. transfer: exposed, from prefill end

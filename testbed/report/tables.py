@@ -6,26 +6,19 @@ The gateway's rows know the inside of a request's life, the client's rows its ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from testbed.report.rows import PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS
+from testbed.report.rows import PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS, WORDS
 
 _CLIENT_STAMPS = ("sched", "send", "headers", "first_token", "last_token", "done")
-_WORDS = (
-    "request_id",
-    "status",
-    "error",
-    "error_message",
-    "policy_error",
-    "reason",
-    "prefill_site",
-    "prefill_node",
-    "decode_node",
-)
+_TEXTS = ("request_id", *WORDS)
 """Texts, whatever they look like: a request of the id NA has an id."""
+_LIFE = ("sched_s", "arrive_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "first_token_s")
+"""The stamps between which the PARTS of a TTFT lie."""
 
 
 def request_table(
@@ -36,7 +29,7 @@ def request_table(
     A request the client scheduled and the gateway never saw has a row too (status failed, the client's error). Without
     client rows the schedule is the arrival, and a TTFT ends where the first token left the decode node.
     """
-    gateway = _read(gateway_rows, _WORDS)
+    gateway = _read(gateway_rows, _TEXTS)
     if client_rows is None:
         table = gateway.copy()
         for stamp in _CLIENT_STAMPS:
@@ -65,19 +58,23 @@ def request_table(
         for column in ("input_tokens", "output_tokens_asked"):
             table[column] = table[column].fillna(table.pop(f"{column}_client")).astype(int)
         table.loc[unseen, "status"] = "failed"
-        for column in _WORDS:
+        for column in _TEXTS:
             table[column] = table[column].fillna("")
+    add_figures(table, warmup_s=warmup_s, duration_s=duration_s)
+    table = table.sort_values(["sched_s", "request_id"], ignore_index=True)
+    return table[list(REQUEST_COLUMNS)]
+
+
+def add_figures(table: pd.DataFrame, *, warmup_s: float, duration_s: float) -> None:
+    """Add the columns that follow from the stamps: the same formulas for virtual time and for the wire."""
     table["late_s"] = table["send_s"] - table["sched_s"]
     table["ttft_s"] = table["first_token_s"] - table["sched_s"]
     tokens = table["output_tokens"].where(table["output_tokens"] > 1)
     table["tpot_s"] = (table["last_token_s"] - table["first_token_s"]) / (tokens - 1)
     table["e2e_s"] = table["done_s"] - table["sched_s"]
-    stamps = ["sched_s", "arrive_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "first_token_s"]
-    for part, start, end in zip(PARTS, stamps, stamps[1:], strict=False):
+    for part, (start, end) in zip(PARTS, pairwise(_LIFE), strict=True):
         table[f"ttft_{part}_s"] = table[end] - table[start]
     table["in_window"] = (table["sched_s"] >= warmup_s) & (table["sched_s"] < duration_s)
-    table = table.sort_values(["sched_s", "request_id"], ignore_index=True)
-    return table[list(REQUEST_COLUMNS)]
 
 
 def _read(path: Path, words: Sequence[str], types: Mapping[str, str] | None = None) -> pd.DataFrame:
