@@ -282,7 +282,8 @@ class FluidLink:
         for pair in active:
             if pair.at_s < now_s:
                 self._flow(now_s, pair)
-            if pair.produced - pair.sent > _EPSILON or pair.transfers[0].mark - pair.sent <= _EPSILON:
+            emptied = self._burst and pair.transfers[0].mark - pair.sent <= _EPSILON  # by the bucket
+            if emptied or pair.produced - pair.sent > _EPSILON:
                 waiting.append(pair)
                 continue
             source = pair.rate = pair.source
