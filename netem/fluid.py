@@ -6,6 +6,9 @@ piece is what layer-wise pipelining cannot hide). A pair with bytes waiting take
 caught up takes no more than it produces. Rates are re-shared whenever a transfer starts, ends, catches up or runs
 dry, or the link steps; between these nothing happens, so the cost does not depend on bytes or pieces.
 
+While the link is calm (nobody waits, and all that is produced fits) a change of one pair changes nothing for the
+others: only that pair is looked at. That is most of the time, and it is where the cost of a run is decided.
+
 Pure: `handle`-like calls with a time, `next_s()` for the next thing that happens by itself. Units are the caller's
 own, consistently: seconds, bytes, bits/s.
 """
@@ -100,6 +103,8 @@ class FluidLink:
         self._burst = self._tokens = burst_bytes
         self._spare = self._capacity  # bytes/s that fill the bucket, since _spare_s
         self._spare_s = -_INFINITY if burst_bytes else 0.0
+        self._calm = True  # nobody waits, every active pair sends what it produces
+        self._demand = 0.0  # what they produce together, bytes/s, while it is calm
         self._next_s = _INFINITY
         self._next_pair: _Pair | None = None
 
@@ -132,9 +137,10 @@ class FluidLink:
         last = pair.transfers[-1].mark if pair.transfers else pair.produced
         pair.transfers.append(_Transfer(token, size, pieces, start_s, end_s, last + size))
         self.produced_bytes += size
+        before = pair.source
         if pair.producing is None:
             self._produce(now_s, pair)
-        self._share(now_s)
+        self._settle(now_s, pair, before)
 
     def stop(self, now_s: float, token: int) -> None:
         """Forget a transfer: what of it is not sent is never sent."""
@@ -239,9 +245,45 @@ class FluidLink:
         while self._next_s <= now_s:
             at_s, pair = self._next_s, self._next_pair
             assert pair is not None
+            before = pair.source
             self._flow(at_s, pair)
             self._happen(at_s, pair)
-            self._share(at_s)
+            self._settle(at_s, pair, before)
+
+    def _settle(self, now_s: float, pair: _Pair, before: float) -> None:
+        """After a pair has changed, its source having been `before`: the rates, and what happens next."""
+        if not self._calm or self._cap != _INFINITY:
+            self._share(now_s)
+            return
+        demand = self._demand + pair.source - before
+        if demand > self._capacity:
+            self._share(now_s)
+            return
+        if self._burst:
+            self._fill_bucket(now_s)
+        waiting = pair.produced - pair.sent
+        if waiting > _EPSILON:
+            if waiting > self._tokens or pair.source:
+                self._share(now_s)
+                return
+            self._tokens -= waiting  # the bucket takes all of it, at once
+            self._delivered += waiting
+            pair.sent = pair.produced
+        while pair.transfers and pair.sent >= pair.transfers[0].mark - _EPSILON:
+            self._landings.append((now_s + self.delay_s, pair.transfers.popleft().token))
+        if pair.transfers:
+            pair.rate = pair.source
+            pair.due_s, pair.event = pair.stops_s, _SOURCE
+        elif pair.key in self._active:
+            pair.produced = pair.sent = pair.rate = 0.0
+            del self._active[pair.key]
+        self._demand = demand
+        self._spare = self._capacity - demand
+        next_s, next_pair = _INFINITY, None
+        for other in self._active.values():
+            if other.due_s < next_s:
+                next_s, next_pair = other.due_s, other
+        self._next_s, self._next_pair = next_s, next_pair
 
     def _happen(self, at_s: float, pair: _Pair) -> None:
         transfers = pair.transfers
@@ -311,14 +353,19 @@ class FluidLink:
             if pair.due_s < next_s:
                 next_s, next_pair = pair.due_s, pair
         self._next_s, self._next_pair = next_s, next_pair
-        if self._burst:
-            self._spare = max(0.0, self._capacity - sum(pair.rate for pair in active))
+        self._calm = not waiting
+        self._demand = sum([pair.rate for pair in active])
+        self._spare = max(0.0, self._capacity - self._demand)
 
-    def _spend_burst(self, now_s: float) -> None:
-        """What the bucket holds goes out at once to whoever has bytes waiting, in the order the pairs became active."""
+    def _fill_bucket(self, now_s: float) -> None:
+        """The bucket as it is at `now_s`, filled by what was left over."""
         if now_s > self._spare_s:
             self._tokens = min(self._burst, self._tokens + self._spare * min(now_s - self._spare_s, 1e9))
             self._spare_s = now_s
+
+    def _spend_burst(self, now_s: float) -> None:
+        """What the bucket holds goes out at once to whoever has bytes waiting, in the order the pairs became active."""
+        self._fill_bucket(now_s)
         for pair in self._active.values():
             if self._tokens <= 0:
                 return
