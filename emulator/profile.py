@@ -158,10 +158,6 @@ class Profile:
         """Equation (1): Phi_kv(l) = S_kv(l) / T_prefill(l), the instance's KV throughput in bits/s. Shape as given."""
         return 8 * self.s_kv_curve(tokens) / self.t_prefill_curve(tokens)
 
-    def extends(self, tokens: float) -> bool:
-        """True where the answer for `tokens` is an extension of the first segment, below every published point."""
-        return tokens < self.first_tokens
-
     def with_decode(
         self,
         *,
@@ -237,10 +233,6 @@ class KvThroughputProfile:
     def phi_kv_bps(self, tokens: float | FloatArray) -> float | FloatArray:
         """Equation (1): Phi_kv(l), bits/s of one instance, from the published table. Shape as given. ProfileError."""
         return self.phi_kv_curve(tokens)
-
-    def extends(self, tokens: float) -> bool:
-        """True where the answer for `tokens` is an extension of the first segment, below every published point."""
-        return tokens < self.first_tokens
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -46,7 +46,7 @@ from emulator.messages import (
     Transmit,
     Unexpect,
 )
-from emulator.profile import Profile, load_profile
+from emulator.profile import load_profile
 from emulator.transfer import KvReceiver, KvSender
 
 log = logging.getLogger("worker")
@@ -91,7 +91,6 @@ class Worker:
 
     def __init__(self, config: Config) -> None:
         profile = load_profile(config.profile)
-        assert isinstance(profile, Profile)
         self.config = config
         self.profile = profile
         self.stopped = asyncio.Event()

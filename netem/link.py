@@ -226,8 +226,3 @@ def plan(state: LinkState) -> tuple[Command, ...]:
     for number, end in enumerate(("sport", "dport"), start=1):
         commands.append(PortFilter(ROOT_HANDLE, CONTROL_CLASS, number, end, *CONTROL_PORTS))
     return tuple(commands)
-
-
-def changes(old: LinkState, new: LinkState) -> tuple[Command, ...]:
-    """The commands of `plan(new)` that `plan(old)` lacks: classes and leaves to change in place, empty for a no-op."""
-    return tuple(command for command in plan(new) if command not in plan(old))

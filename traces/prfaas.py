@@ -27,18 +27,11 @@ def to_rows(requests: Iterable[Request]) -> bytes:
     )
 
 
-def from_rows(data: bytes, source: str) -> list[Request]:
-    """The requests of such a file, in its order. The hash fields and session may be left out.
-
-    Raises TraceError for a line that is no JSON object, a missing or unknown field, a wrong type or value.
-    """
-    return read(JsonLines.parse(data, source), check_units=False).requests
-
-
 def read(file: JsonLines, check_units: bool = True) -> Rows:
-    """The requests of a parsed file, in its order; every row is kept.
+    """The requests of a parsed file, in its order; every row is kept. The hash fields and session may be left out.
 
-    Raises TraceError as ``from_rows``, and (with check_units) when arrival_s holds whole numbers that can only be ms.
+    Raises TraceError for a missing or unknown field, a wrong type or value, and (with check_units) when arrival_s holds
+    whole numbers that can only be ms.
     """
     requests = []
     for number, record in zip(file.lines, file.records, strict=True):

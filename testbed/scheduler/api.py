@@ -7,7 +7,7 @@ live objects owned by control: read them, keep no reference across calls, change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -41,12 +41,10 @@ class NodeView:
     """One instance as control knows it. Read-only for policies.
 
     queued_requests, queued_tokens, queued_s: routed here and not yet prefilled, the running one included; queued_s is
-    their prefill time by the
-        node's own profile, model seconds.
+    their prefill time by the node's own profile, model seconds.
     assigned_requests: for a decode node, routed here and not yet finished; decoding_requests: those with a slot.
     told_s: the node's stamp of its latest telemetry, model seconds (-inf before the first). outbox_bytes,
-    landing_bytes, unsent_bytes (model
-        bytes), retransmits (cumulative), rtt_s: from it.
+    landing_bytes, unsent_bytes (model bytes), retransmits (cumulative), rtt_s: from it.
     """
 
     __slots__ = (
@@ -93,9 +91,9 @@ class NodeView:
 class SystemView:
     """The system now, as observed. One live object, not a copy a decision.
 
-    nodes: every instance by name. egress_bps: rate at which KV from the prfaas site has landed lately (model bits/s),
+    now_s: model seconds. nodes: every instance by name. link_nominal_bps: what the operator was told the link carries.
+    egress_bps, egress_bytes: KV from the prfaas site that has landed, lately (model bits/s) and in all (model bytes),
     as workers report it.
-    link_nominal_bps: what the operator was told the link carries.
     """
 
     __slots__ = ("_decode", "_prefill", "egress_bps", "egress_bytes", "link_nominal_bps", "nodes", "now_s")
@@ -129,8 +127,7 @@ class Setup:
     """What an operator knows when a load begins.
 
     link_nominal_bps: model bits/s. n_prfaas, n_p, n_d: instances. hardware: what a prefill costs at each site (paper
-    Table 5).
-    decode_step_s: T_decode; decode_slots: BS_max. lengths: the distribution of the load's input lengths.
+    Table 5). decode_step_s: T_decode; decode_slots: BS_max. lengths: the distribution of the load's input lengths.
     parameters: the scenario's own settings for this policy.
     """
 
@@ -149,8 +146,7 @@ class Decision(NamedTuple):
     """Where a request goes, and why.
 
     prefill_node, decode_node: names of live nodes of these roles. reason: the rule that decided, a short stable word
-    or two.
-    threshold_tokens: t at the time, when the policy has one.
+    or two. threshold_tokens: t at the time, when the policy has one.
     """
 
     prefill_node: str
@@ -182,5 +178,3 @@ class Policy(Protocol):
         """Decide where one request goes."""
         ...
 
-
-PolicyFactory = Callable[[], Policy]

@@ -141,9 +141,8 @@ def test_below_the_first_point_the_first_segment_is_extended() -> None:
     assert load_profile("toy").t_prefill(512) == pytest.approx(0.5 - 512 * 1.5 / (31 * K))
 
 
-def test_an_extended_length_is_labelled() -> None:
-    profile = load_profile("toy")
-    assert (profile.extends(1023), profile.extends(1024)) == (True, False)
+def test_a_profile_says_below_which_length_it_is_extended() -> None:
+    assert load_profile("toy").first_tokens == 1024
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 500])

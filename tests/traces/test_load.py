@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.traces.files import AZURE_HEADER, AZURE_ROWS, TABLE_MAP, mooncake_row, table, write, write_lines
-from traces import prfaas
 from traces.load import Trace, load, save
 from traces.request import Request, TraceError
 
@@ -186,7 +185,6 @@ def test_a_saved_trace_comes_back_equal(
     assert again.format == "prfaas"
     assert again.requests == requests
     assert again.rows_sha256 == trace.rows_sha256
-    assert prfaas.from_rows(prfaas.to_rows(requests), "here") == requests
 
 
 def test_a_trace_refuses_rows_that_do_not_add_up() -> None:
