@@ -227,11 +227,7 @@ class Gateway:
     async def _begin_adhoc(self) -> None:
         self._adhoc += 1
         policy = load_policy(self.deployment.policy.name)
-        await self._begin(f"adhoc-{self._adhoc}", policy, None, self._parameters(), 0.0)
-
-    def _parameters(self) -> dict[str, float]:
-        given = self.deployment.policy.threshold_tokens
-        return {} if given is None else {"threshold_tokens": given}
+        await self._begin(f"adhoc-{self._adhoc}", policy, None, self.deployment.policy.parameters, 0.0)
 
     # workers
     def _send(self, node: str, message: AnyMessage) -> bool:
@@ -424,7 +420,7 @@ class Gateway:
             policy = load_policy(name or self.deployment.policy.name)
         except ScenarioError as error:
             raise ApiError(400, str(error), "policy") from None
-        parameters = self._parameters()
+        parameters = self.deployment.policy.parameters
         given = body.get("parameters") or {}
         if not isinstance(given, dict):
             raise ApiError(400, f"parameters = {given!r}: must be an object of numbers", "parameters")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Final
 
-from testbed.scenario import ScenarioError
+from testbed.scenario_data import ScenarioError, did_you_mean
 from testbed.scheduler.api import Policy
 from testbed.scheduler.baselines import Homogeneous, Naive, Static
 from testbed.scheduler.prfaas import Prfaas
@@ -14,18 +13,21 @@ from testbed.scheduler.prfaas import Prfaas
 SHIPPED: Final[dict[str, type]] = {"prfaas": Prfaas, "static": Static, "naive": Naive, "homogeneous": Homogeneous}
 
 
+def unknown(name: str) -> str | None:
+    """Why there can be no policy of that name, with the remedy; None for a shipped one and for anybody's own."""
+    if name in SHIPPED or ":" in name:
+        return None
+    return f"{did_you_mean(name, SHIPPED)}use one of {', '.join(SHIPPED)}, or your own as package.module:Class"
+
+
 def load_policy(name: str) -> Policy:
     """A new policy object. Raises ScenarioError when there is none of that name, or it cannot be imported or made."""
     if name in SHIPPED:
         shipped: Policy = SHIPPED[name]()
         return shipped
-    module_name, colon, class_name = name.partition(":")
-    if not colon:
-        near = difflib.get_close_matches(name, SHIPPED, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ScenarioError(
-            f"policy {name!r}: {hint}use one of {', '.join(SHIPPED)}, or your own as package.module:Class"
-        )
+    if why := unknown(name):
+        raise ScenarioError(f"policy {name!r}: {why}")
+    module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -6,7 +6,6 @@ what it does not know: every error names the file, the key, the value and the re
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -19,10 +18,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from emulator.decode_step import AffineStep
-from emulator.profile import KvThroughputProfile, Profile, ProfileError, load_profile
+from emulator.profile import Profile, ProfileError, load_profile
 from netem.link import LinkError, parse_rate
+from testbed.policies import unknown as unknown_policy
 from testbed.scenario_data import ScenarioError as ScenarioError
-from testbed.scenario_data import apply_set, kind, read
+from testbed.scenario_data import apply_set, did_you_mean, read
+from testbed.scenario_errors import explain, message
 
 SHIPPED = resources.files("testbed") / "scenarios"
 
@@ -88,16 +89,15 @@ class PolicySpec(Part):
     name: str
     threshold_tokens: Positive | None = None
 
+    @property
+    def parameters(self) -> dict[str, float]:
+        """What the policy is told in `Setup.parameters`."""
+        return {} if self.threshold_tokens is None else {"threshold_tokens": self.threshold_tokens}
+
     @model_validator(mode="after")
     def _known(self) -> PolicySpec:
-        from testbed.policies import SHIPPED as POLICIES  # which itself needs this module's ScenarioError
-
-        if self.name not in POLICIES and ":" not in self.name:
-            near = difflib.get_close_matches(self.name, POLICIES, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(
-                f"name = {self.name!r}: {hint}use one of {', '.join(POLICIES)}, or your own as package.module:Class"
-            )
+        if why := unknown_policy(self.name):
+            raise ValueError(f"name = {self.name!r}: {why}")
         if self.threshold_tokens is not None and not takes_threshold(self.name):
             raise ValueError(
                 f"threshold_tokens = {self.threshold_tokens:g}: policy {self.name} would not use it; "
@@ -341,7 +341,7 @@ class Scenario(Part):
             try:
                 spec = PolicySpec(name=policy, threshold_tokens=threshold)
             except ValidationError as error:
-                raise ScenarioError(f"--policy {policy!r}: {_message(error.errors()[0])}") from None
+                raise ScenarioError(f"--policy {policy!r}: {message(error.errors()[0])}") from None
             deployment = deployment.model_copy(update={"policy": spec})
         return self.model_copy(update={"deployments": [deployment]})
 
@@ -378,12 +378,9 @@ class Scenario(Part):
 
 def _timing(name: str, where: str) -> Profile:
     try:
-        profile = load_profile(name)
+        return load_profile(name)
     except ProfileError as error:
         raise ValueError(f"{where}: {error}") from None
-    if isinstance(profile, KvThroughputProfile):
-        raise ValueError(f"{where}: profile {name!r} has KV throughput only, no prefill times; it cannot serve a site")
-    return profile
 
 
 def shipped() -> list[str]:
@@ -412,11 +409,9 @@ def load(name_or_path: str, sets: Sequence[str] = ()) -> Scenario:
     else:
         names = shipped()
         if name_or_path not in names:
-            near = difflib.get_close_matches(name_or_path, names, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
             raise ScenarioError(
-                f"scenario {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); {hint}"
-                "a file needs its .yaml ending"
+                f"scenario {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); "
+                f"{did_you_mean(name_or_path, names)}a file needs its .yaml ending"
             )
         text, source = (SHIPPED / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
     data = read(text, source)
@@ -438,89 +433,9 @@ def parse(data: dict[str, Any], source: str, *, overridden: bool = False) -> Sce
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        lines = [f"{source}{' with --set' if overridden else ''}: {_explain(one, data)}" for one in error.errors()]
+        where = f"{source} with --set" if overridden else source
+        lines = [f"{where}: {explain(one, data, _known_keys)}" for one in error.errors()]
         raise ScenarioError("\n".join(dict.fromkeys(lines))) from None
-
-
-def _explain(error: Any, data: dict[str, Any]) -> str:
-    """One Pydantic error as: key = value: what is wrong; remedy."""
-    loc = [str(step) for step in error["loc"] if step not in ("lognormal", "mix")]
-    key = ".".join(_named(loc, data))
-    match error["type"]:
-        case "extra_forbidden":
-            known = _known_keys(loc[:-1])
-            whole = [name for name in known if name.startswith(f"{loc[-1]}_")]  # its unit was left out
-            near = whole or difflib.get_close_matches(loc[-1], known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
-        case "invalid_key":
-            return f"{key}: unknown key; a key is a text"
-        case "missing":
-            return f"{key}: missing; add it"
-        case "union_tag_not_found" | "union_tag_invalid":
-            return f"{key}.kind = {error['input'].get('kind')!r}: must be lognormal or mix"
-        case "value_error" if not loc or isinstance(error["input"], dict | Part):
-            return f"{key}: {_message(error)}" if loc else _message(error)
-    return f"{key} = {_shown(error['input'])}: {_message(error, _unit(loc))}"
-
-
-def _message(error: Any, unit: str = "") -> str:
-    """What is wrong with a value."""
-    limits, given = error.get("ctx", {}), error["input"]
-    plainly = ", without quotes or a unit" if isinstance(given, str) else ""
-    match error["type"]:
-        case "value_error":
-            return str(limits["error"])
-        case _ if isinstance(given, float) and math.isnan(given):
-            return "must be a finite number"
-        case "greater_than":
-            return f"must be above {limits['gt']:g}"
-        case "greater_than_equal":
-            return f"must be at least {limits['ge']:g}"
-        case "less_than_equal":
-            return f"must be at most {limits['le']:g}"
-        case "float_type":
-            return f"must be a number{unit}{plainly}"
-        case "int_type":
-            return f"must be a whole number{unit}{plainly}"
-        case "string_type":
-            return "must be a text; quote it"
-        case "string_pattern_mismatch":
-            return "must be letters, digits, dots, dashes and underscores"
-        case "literal_error":
-            return f"must be {limits['expected']}"
-        case "list_type":
-            return "must be a list"
-        case "too_short":
-            return "must have an item at least"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return "must be a mapping of keys"
-    return str(error["msg"]).replace("Input should", "must")
-
-
-def _unit(loc: list[str]) -> str:
-    units = {"s": "seconds", "bytes": "bytes", "tokens": "tokens", "rps": "requests a second"}
-    unit = units.get(loc[-1].rpartition("_")[2]) if "_" in loc[-1] else None
-    return f" of {unit}" if unit else ""
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return kind(value)
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _named(loc: list[str], data: Any) -> list[str]:
-    """The location with list indices of named things replaced by their names."""
-    out: list[str] = []
-    for step in loc:
-        data = data[int(step)] if isinstance(data, list) and step.isdigit() and int(step) < len(data) else (
-            data.get(step) if isinstance(data, dict) else None
-        )
-        named = step.isdigit() and isinstance(data, dict) and isinstance(data.get("name"), str)
-        out.append(data["name"] if named else step)
-    return out
 
 
 def _known_keys(loc: list[str]) -> list[str]:

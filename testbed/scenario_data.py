@@ -6,7 +6,9 @@ forget silently.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import yaml
@@ -17,6 +19,12 @@ EITHER: Final = {"rate_rps": "load_fraction", "load_fraction": "rate_rps"}
 
 class ScenarioError(ValueError):
     """A scenario, or something set in it, that cannot be used. The message names file, key, value and remedy."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for an error, with its space after it: the name that was meant, if one is near."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 class _Loader(yaml.SafeLoader):
