@@ -228,6 +228,7 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Run a scenario in virtual time: the same policy, control and instances, on a modelled link."""
+    from testbed.report.summary import EXIT_CODES
     from testbed.scenario import load
     from testbed.simulate import simulate as run_virtual
     from testbed.simulate import write
@@ -263,7 +264,7 @@ def simulate(
         if folder:
             typer.echo(f"results: {folder}")
     verdicts = [result.summary["verdict"]["status"], *(repeated["verdicts"] if repeated else ())]
-    raise typer.Exit(max({"valid": 0, "failed": 1, "invalid": 3}[verdict] for verdict in verdicts))
+    raise typer.Exit(max(EXIT_CODES[verdict] for verdict in verdicts))
 
 
 @app.command(rich_help_panel=STUDIES)

@@ -17,7 +17,7 @@ import psutil
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.launch.namespaces import open_port, refusal, unshare_argv
+from testbed.launch.namespaces import open_port, refusal, search_path, unshare_argv
 from testbed.launch.state import StateDir, TestbedError
 
 Status = Literal["ok", "warn", "missing"]
@@ -68,7 +68,7 @@ def _python() -> Check:
 
 
 def _programs() -> list[Check]:
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    path = search_path()
     found = []
     for program in REQUIRED_PROGRAMS:
         where = shutil.which(program, path=path)

@@ -31,18 +31,16 @@ from testbed.fleet import wall_rate_bps
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.report.provenance import provenance
-from testbed.report.summary import LinkFigures, Meter, summarise
+from testbed.report.summary import EXIT_CODES, LinkFigures, Meter, summarise
 from testbed.report.tables import request_table, timeline_table
 from testbed.report.write import write_results
 from testbed.scenario import Scenario
-from traces.client_rows import percentile, read_rows
+from traces.client_rows import INCONCLUSIVE, lateness_p99_s, read_rows
 from traces.load import Trace, save
 
 LEAD_S: Final = 5.0  # wall seconds from the begin of a load to its t = 0: what Locust needs to start on a busy machine
 LEAD_WORKER_S: Final = 4.0  # more, when several processes have to find each other
 CPU_PERIOD_S: Final = 1.0
-EXIT: Final = {"valid": 0, "failed": 1, "invalid": 3}
-INTERRUPTED: Final = 4
 END_S: Final = 600.0  # wall seconds that requests still under way are waited for
 LOST_TOTALS: Final[dict[str, Any]] = {
     "policy_errors": {},
@@ -181,7 +179,7 @@ def run_load(
         faults.append(f"interrupted after {len(client_rows)} of {len(trace.requests)} requests")
     busy = replay.cpu[int(lead_s) :] or replay.cpu
     meter = Meter(
-        client_late_p99_s=percentile([row.lateness_s for row in client_rows if row.lateness_s is not None], 0.99),
+        client_late_p99_s=lateness_p99_s(client_rows),
         timer_late_p99_s=totals["late_p99_s"],
         timer_late_max_s=totals["late_max_s"],
         gateway_late_p99_s=totals["gateway_late_p99_s"],
@@ -212,7 +210,7 @@ def run_load(
         **figures,
     }
     write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state))
-    return Outcome(out, summary, INTERRUPTED if replay.interrupted else EXIT[summary["verdict"]["status"]])
+    return Outcome(out, summary, INCONCLUSIVE if replay.interrupted else EXIT_CODES[summary["verdict"]["status"]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,11 @@ def percentile(values: Sequence[float], q: float) -> float | None:
     return sorted(values)[math.ceil(q * len(values)) - 1] if values else None
 
 
+def lateness_p99_s(rows: Iterable[ClientRow]) -> float | None:
+    """The p99 of t_send - t_sched in wall seconds; None when nothing was sent."""
+    return percentile([late for row in rows if (late := row.lateness_s) is not None], 0.99)
+
+
 def busiest(samples: Sequence[tuple[int, float]], window_s: float) -> float:
     """The largest share of one core that a process used over a stretch of window_s, or over all when it ran shorter.
 
@@ -178,7 +183,7 @@ def judge(
 
     cpu_busy, cpu_bound: share of one core. late_bound_s: wall seconds. meter_faults: what else spoils the measurement.
     """
-    late_p99_s = percentile([late for row in rows if (late := row.lateness_s) is not None], 0.99)
+    late_p99_s = lateness_p99_s(rows)
     by_error = dict(sorted(Counter(row.error for row in rows if row.error).items()))
     failed = sum(by_error.values())
     invalid = list(meter_faults)

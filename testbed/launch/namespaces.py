@@ -86,7 +86,7 @@ def unshare_argv() -> list[str]:
     """The command prefix that gives a program its own namespaces, as pid 1. It needs a user namespace unless this
     process may administer the host. Raises `TestbedError` where `unshare` is not installed.
     """
-    path = shutil.which("unshare", path=_path())
+    path = shutil.which("unshare", path=search_path())
     if path is None:
         raise TestbedError("the program unshare is not there; install util-linux")
     user = [] if _may_administer() else ["--user", "--map-root-user"]
@@ -147,7 +147,7 @@ def _spawn(argv: list[str], state: StateDir, run_id: str, handover_fd: int) -> i
     log = os.open(state.log("supervisor"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.set_inheritable(handover_fd, True)
-    marks = {"PRFAAS_TESTBED": run_id, "PRFAAS_STATE": str(state.root), "PATH": _path(), "PYTHONUNBUFFERED": "1"}
+    marks = {"PRFAAS_TESTBED": run_id, "PRFAAS_STATE": str(state.root), "PATH": search_path(), "PYTHONUNBUFFERED": "1"}
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
     try:
         pid = os.posix_spawn(argv[0], argv, {**os.environ, **marks}, file_actions=actions, setsid=True)
@@ -269,7 +269,7 @@ def _url(record: Record) -> str:
     return f"http://127.0.0.1:{record.port}"
 
 
-def _path() -> str:
+def search_path() -> str:
     """PATH with the administrator's directories, which ordinary users often lack."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 

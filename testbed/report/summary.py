@@ -15,6 +15,10 @@ import numpy as np
 import pandas as pd
 
 from testbed.report.rows import PARTS
+from traces.client_rows import FAILED, INVALID, PASS
+
+EXIT_CODES: Final = {"valid": PASS, "failed": FAILED, "invalid": INVALID}
+"""A command's, by the verdict."""
 
 TPOT_TOLERANCE: Final = 0.01
 """In the paper's scenario an emulated decode step *is* the SLO's: met within this tolerance of the stamps."""
