@@ -1,7 +1,7 @@
 """The live worker: one process an instance, carrying a pure machine on the wall clock with real sockets around it.
 
 `python -m emulator.worker --config FILE`. The machine (`instance.py`) decides; this file only moves its messages:
-control connections to the gateway and between prefill and decode nodes (`channel.py`), KV by `transfer.py`, token text
+control connections to the gateway and between prefill and decode nodes (`channel.py`), KV by `transfer`, token text
 by the backend, and telemetry.
 """
 
@@ -47,7 +47,8 @@ from emulator.messages import (
     Unexpect,
 )
 from emulator.profile import load_profile
-from emulator.transfer import KvReceiver, KvSender
+from emulator.transfer.receiver import KvReceiver
+from emulator.transfer.sender import KvSender
 
 log = logging.getLogger("worker")
 

@@ -26,7 +26,8 @@ import uvloop
 
 from emulator.clock import Clock
 from emulator.messages import Expect, Transmit
-from emulator.transfer import FRAME_BYTES, KvReceiver, KvSender
+from emulator.transfer.receiver import KvReceiver
+from emulator.transfer.sender import FRAME_BYTES, KvSender
 from netem.link import LinkState
 from netem.tc import Shaper
 from netem.topology import ADDRESSES, WAN_INTERFACES, Topology, build

@@ -27,7 +27,9 @@ from emulator.frames import (
     secret_digest,
 )
 from emulator.messages import Expect, StopTransmit, Transmit
-from emulator.transfer import KvReceiver, KvSender, PseudoRandomPayload, wire_bytes
+from emulator.transfer import wire_bytes
+from emulator.transfer.receiver import KvReceiver
+from emulator.transfer.sender import KvSender, PseudoRandomPayload
 
 HOST = "127.0.0.1"
 SECRET = "secret"

@@ -1,53 +1,34 @@
-"""The KV transport: layer-wise transfers over k TCP connections a (sender, receiver) pair. Bytes are scaled here only.
-
-Sender. Transfers of a pair go first granted, first sent; when the head's next piece is not produced yet, the bytes of a
-later transfer that exist go first instead (work-conserving). A connection takes the next frame when its socket has
-room, so a slow one does not hold the others.
-Receiver. Every frame is checked against what was expected before a byte of it is stored; what does not belong is
-received, discarded and counted, and the connection stays usable.
-Lost connections. The receiver acknowledges every frame that it has dealt with, in order, on the connection it came by.
-A frame is therefore always in exactly one place: waiting, unacknowledged on one live connection, or acknowledged. When
-a connection breaks, its unacknowledged frames wait again, for any connection of the pair; the receiver drops those it
-already had as duplicates. A transfer is given up only when told so (`stop`, `unexpect`, `forget_peer`): the transport
-itself dials on, however long the peer is silent. Tokens must never repeat, also not after a restart of the receiver.
-"""
+"""The sending end of the KV transport; the package says how the two ends work together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import random
 import socket
 import struct
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from emulator.clock import TIMER_ROUND_S
 from emulator.frames import (
     ACK,
     MAX_FRAME_BYTES,
     TCP_INFO_BYTES,
-    FrameError,
-    FrameHeader,
-    FrameReader,
-    Hello,
-    Incoming,
     Outgoing,
     TcpInfo,
     encode_header,
     encode_hello,
     parse_tcp_info,
-    secret_digest,
 )
-from emulator.messages import Expect, PathSample, StopTransmit, Transmit
+from emulator.messages import PathSample, StopTransmit, Transmit
+from emulator.transfer import wire_bytes
 
 FRAME_BYTES: Final = 1 << 16
 NOTSENT_BYTES: Final = 1 << 17  # TCP_NOTSENT_LOWAT: what the kernel may hold of a connection beyond what is on its way
 _CONNECT_S: Final = 5.0  # wall seconds an attempt to connect may take
-_HELLO_S: Final = 10.0  # wall seconds a dialler may take to say who it is
 _BACKOFF_S: Final = (0.02, 1.0)  # first and longest pause between attempts to connect, wall seconds
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # struct linger: drop what the socket holds
 _TCP_NOTSENT_LOWAT: Final = 25  # linux/tcp.h; the socket module does not name it before Python 3.12
@@ -56,9 +37,6 @@ Payload = Callable[[str, int, int, int], memoryview]
 """(request_id, attempt, offset, length) -> `length` bytes from `offset` of that attempt's KV, in wire bytes.
 
 The memory must stay as it is until the transfer is acknowledged or stopped; the same range may be asked for again."""
-
-Sink = Callable[[Expect, int], memoryview | None]
-"""(expected, wire bytes) -> writable memory of that many bytes to land in, or None to verify and discard."""
 
 
 class ModelClock(Protocol):
@@ -71,11 +49,6 @@ class ModelClock(Protocol):
     def monotonic_s(self, model_s: float) -> float:
         """The event loop's time at which the model time is `model_s`."""
         ...
-
-
-def wire_bytes(kv_bytes: int, byte_scale: float) -> int:
-    """The bytes that stand for `kv_bytes` model bytes on the wire: round(kv_bytes x byte_scale), at least 1."""
-    return max(1, round(kv_bytes * byte_scale))
 
 
 class PseudoRandomPayload:
@@ -463,246 +436,3 @@ class KvSender:
 
     def _zero(self) -> None:
         self.sent_bytes = self.sent_frames = self.resent_frames = self.lost_connections = 0
-
-
-class _Inlet(asyncio.BufferedProtocol):
-    """The receiver's end of one connection."""
-
-    def __init__(self, receiver: KvReceiver) -> None:
-        self.node: str | None = None
-        self.transport: asyncio.Transport | None = None
-        self._receiver = receiver
-        self._reader = FrameReader(self._hello, self._begin, self._end)
-        self._landing: Incoming | None = None  # what the present frame belongs to
-        self._patience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self._receiver.inlets.add(self)
-        self._patience = asyncio.get_running_loop().call_later(_HELLO_S, self.abort)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self.transport is None or self.transport.is_closing():
-            return
-        try:
-            self._reader.filled(nbytes)
-        except FrameError:
-            self._receiver.refuse("malformed")
-            self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._hush()
-        if self._landing is not None:
-            self._landing.writers.pop(self, None)
-            self._landing = None
-        self._receiver.inlet_closed(self)
-
-    def abort(self) -> None:
-        self._hush()
-        if self.transport is not None:
-            self.transport.abort()
-
-    def discard(self) -> None:
-        """The frame being received lost its place; what is left of it goes nowhere."""
-        self._landing = None
-        self._reader.discard()
-
-    def _hush(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def _hello(self, hello: Hello) -> None:
-        self._hush()
-        if self._receiver.knows(hello):
-            self.node = hello.node
-        else:
-            self._receiver.refused_connections += 1
-            self.abort()
-
-    def _begin(self, frame: FrameHeader) -> memoryview | None:
-        landing = self._landing = self._receiver.place(self, frame)
-        if landing is None or landing.memory is None:
-            return None
-        return landing.memory[frame.offset : frame.offset + frame.length]
-
-    def _end(self, frame: FrameHeader, intact: bool) -> None:
-        landing, self._landing = self._landing, None
-        assert self.transport is not None
-        if landing is not None:
-            del landing.writers[self]
-        self.transport.write(ACK.pack(frame.token, frame.offset))
-        if landing is not None:
-            self._receiver.arrived(landing, frame, intact)
-
-
-class KvReceiver:
-    """Receives the KV that this node expects.
-
-    on_landed(token): all bytes have arrived and were verified; once a token. on_damaged(token, reason): the transfer
-    cannot complete. Both are called on the event loop's thread, with the token forgotten already. sink: where transfers
-    land; None verifies and discards.
-
-    Counters, cumulative since `reset`: landed_bytes (verified wire bytes by sender), landed_frames, duplicates (frames
-    that came again after a reconnection), refused (frames by reason), refused_connections (wrong secret). Reasons:
-    unknown_token (never expected, withdrawn, or complete), wrong_sender, out_of_range, overlap, bad_crc, malformed (the
-    connection is closed: its stream is out of step).
-    """
-
-    def __init__(
-        self,
-        node: str,
-        secret: str,
-        on_landed: Callable[[int], None],
-        on_damaged: Callable[[int, str], None],
-        *,
-        byte_scale: float = 1.0,
-        sink: Sink | None = None,
-    ) -> None:
-        if byte_scale <= 0:
-            raise ValueError(f"byte_scale={byte_scale}: must be positive")
-        self.node = node
-        self.inlets: set[_Inlet] = set()
-        self._digest = secret_digest(secret)
-        self._on_landed, self._on_damaged = on_landed, on_damaged
-        self._byte_scale = byte_scale
-        self._sink = sink
-        self._landings: dict[int, Incoming] = {}
-        self._server: asyncio.Server | None = None
-        self._all_closed = asyncio.Event()
-        self._zero()
-
-    async def listen(self, host: str, port: int) -> int:
-        """Listen at `host`:`port` (0: any free one) and return the port. Raises OSError when it is taken."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Inlet(self), host, port)
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
-
-    def expect(self, message: Expect) -> None:
-        """Accept the transfer's bytes from now on.
-
-        Raises ValueError for a token that is already expected, or when the sink's memory does not fit.
-        """
-        if message.token in self._landings:
-            raise ValueError(f"{message}: this token is expected already")
-        size = wire_bytes(message.kv_bytes, self._byte_scale)
-        memory = self._sink(message, size) if self._sink is not None else None
-        if memory is not None and (memory.readonly or memory.format != "B" or memory.nbytes != size):
-            raise ValueError(f"{message}: its memory must be {size} writable bytes, format B")
-        self._landings[message.token] = Incoming(message.token, message.prefill_node, size, memory)
-
-    def unexpect(self, token: int) -> None:
-        """Accept no more bytes under `token` and let go of its memory; late ones are discarded.
-
-        Unknown tokens are ignored.
-        """
-        landing = self._landings.pop(token, None)
-        if landing is not None:
-            for inlet in landing.writers:
-                self.refuse("unknown_token")
-                inlet.discard()
-            landing.writers.clear()
-
-    def forget_peer(self, node: str) -> None:
-        """The control plane declared `node` lost: its live transfers are damaged, its connections closed."""
-        for inlet in [inlet for inlet in self.inlets if inlet.node == node]:
-            inlet.abort()
-        for token in [landing.token for landing in self._landings.values() if landing.sender == node]:
-            self._damage(token, f"the connection to {node} is lost")
-
-    def reset(self) -> None:
-        """A new epoch: expect nothing, keep the connections, count from zero."""
-        for token in list(self._landings):
-            self.unexpect(token)
-        self._zero()
-
-    @property
-    def landed_kv_bytes(self) -> dict[str, int]:
-        """`landed_bytes` in model bytes."""
-        return {node: round(count / self._byte_scale) for node, count in self.landed_bytes.items()}
-
-    @property
-    def refused_frames(self) -> int:
-        """Frames refused, for whatever reason."""
-        return self.refused.total()
-
-    @property
-    def expected(self) -> int:
-        """Transfers that are expected and not complete."""
-        return len(self._landings)
-
-    async def close(self) -> None:
-        """Stop listening, expect nothing, and wait until the last connection is gone."""
-        if self._server is not None:
-            self._server.close()
-        for token in list(self._landings):
-            self.unexpect(token)
-        while self.inlets:
-            self._all_closed.clear()
-            for inlet in self.inlets:
-                inlet.abort()
-            await self._all_closed.wait()
-
-    def knows(self, hello: Hello) -> bool:
-        return hmac.compare_digest(hello.digest, self._digest)
-
-    def refuse(self, reason: str) -> None:
-        self.refused[reason] += 1
-
-    def inlet_closed(self, inlet: _Inlet) -> None:
-        self.inlets.discard(inlet)
-        if not self.inlets:
-            self._all_closed.set()
-
-    def place(self, inlet: _Inlet, frame: FrameHeader) -> Incoming | None:
-        """The transfer that `frame` may be stored in; None, counted, for a frame to discard."""
-        landing = self._landings.get(frame.token)
-        if landing is None:
-            self.refuse("unknown_token")
-            return None
-        if landing.sender != inlet.node:
-            self.refuse("wrong_sender")
-            return None
-        if frame.offset + frame.length > landing.size:
-            self._refuse_and_damage(frame.token, "out_of_range")
-            return None
-        if landing.done.get(frame.offset) == frame.length:
-            self.duplicates += 1
-            return None
-        if landing.overlaps(frame):
-            self._refuse_and_damage(frame.token, "overlap")
-            return None
-        for other, range_ in list(landing.writers.items()):
-            if range_.offset == frame.offset:  # sent again on a new connection: the old one is dead at the sender's end
-                self.duplicates += 1
-                del landing.writers[other]
-                other.discard()
-        landing.writers[inlet] = frame
-        return landing
-
-    def arrived(self, landing: Incoming, frame: FrameHeader, intact: bool) -> None:
-        if not intact:
-            self._refuse_and_damage(landing.token, "bad_crc")
-            return
-        landing.add(frame)
-        self.landed_bytes[landing.sender] = self.landed_bytes.get(landing.sender, 0) + frame.length
-        self.landed_frames += 1
-        if landing.landed == landing.size:
-            del self._landings[landing.token]
-            self._on_landed(landing.token)
-
-    def _refuse_and_damage(self, token: int, reason: str) -> None:
-        self.refuse(reason)
-        self._damage(token, reason)
-
-    def _damage(self, token: int, reason: str) -> None:
-        self.unexpect(token)
-        self._on_damaged(token, reason)
-
-    def _zero(self) -> None:
-        self.landed_bytes: dict[str, int] = {}
-        self.refused: Counter[str] = Counter()
-        self.landed_frames = self.duplicates = self.refused_connections = 0
