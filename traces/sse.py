@@ -135,6 +135,7 @@ def request_bytes(host: Address, model: str, request: Request, request_id: str) 
                 "input_tokens": request.input_tokens,
                 "block_hashes": request.block_hashes,
                 "block_size": request.block_size,
+                "session": request.session,
             },
             "max_tokens": request.output_tokens,
             "ignore_eos": True,

@@ -288,7 +288,7 @@ class TestOneRequest:
     def test_the_request_asks_for_exactly_the_traces_lengths(self, mixed: Run) -> None:
         assert mixed.seen["quick"].body == {
             "model": "prfaas",
-            "prfaas": {"input_tokens": NAMES.index("quick") + 1, "block_hashes": [], "block_size": 0},
+            "prfaas": {"input_tokens": NAMES.index("quick") + 1, "block_hashes": [], "block_size": 0, "session": ""},
             "max_tokens": ASKED,
             "ignore_eos": True,
             "stream": True,
