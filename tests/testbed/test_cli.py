@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from testbed import cli
+from testbed.cli.shared import load_overrides
 from testbed.scenario import load
 
 
@@ -247,19 +248,19 @@ class TestTraceInfo:
 
 class TestTheLoadsOwnOptions:
     def test_lay_over_the_scenario(self) -> None:
-        sets = cli._load_sets(None, None, 100.0, None, 1e-05, None)
+        sets = load_overrides(None, None, 100.0, None, 1e-05, None)
         workload = load("toy", sets).workload
         assert (workload.duration_s, workload.warmup_s, workload.rate_rps) == (100, 10, 1e-05)
         assert workload.load_fraction is None
 
     def test_a_trace_of_any_name_replaces_the_synthetic_arrivals(self, trace: str) -> None:
-        workload = load("smoke", cli._load_sets(trace, None, None, None, None, None)).workload
+        workload = load("smoke", load_overrides(trace, None, None, None, None, None)).workload
         assert workload.trace == trace
         assert (workload.arrivals.kind, workload.arrivals.cv) == ("as-is", None)
 
     def test_arrivals_keep_the_scenarios_cv_where_it_means_something(self) -> None:
-        assert load("smoke", cli._load_sets(None, "gamma", None, None, None, None)).workload.arrivals.cv == 2
-        assert load("smoke", cli._load_sets(None, "poisson", None, None, None, None)).workload.arrivals.cv is None
+        assert load("smoke", load_overrides(None, "gamma", None, None, None, None)).workload.arrivals.cv == 2
+        assert load("smoke", load_overrides(None, "poisson", None, None, None, None)).workload.arrivals.cv is None
 
 
 class TestSimulate:

@@ -1,0 +1,75 @@
+"""The command `prfaas`.
+
+Every command is thin: it reads options, calls the room that does the work, and prints. Imports are inside the commands,
+so that `--help` is quick. Exit codes: 0 pass, 1 failed, 2 usage, 3 invalid measurement, 4 inconclusive.
+
+Read first: the table below (which command is where), then `clocks.py`; `options.py` and `shared.py` serve them all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from testbed.cli import clocks, operate, parts, studies
+from testbed.cli.shared import say
+
+app = typer.Typer(
+    help="A testbed for Prefill-as-a-Service: one scheduler, solved, simulated, and run on a really shaped wire.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Clocks": (clocks.plan, clocks.run, clocks.simulate),
+    "Studies": (studies.sweep, studies.figure, studies.fidelity),
+    "Testbed": (operate.up, operate.load, operate.status, operate.logs, operate.down, operate.doctor),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(parts.link_app, name="link", rich_help_panel="Parts")
+app.add_typer(parts.trace_app, name="trace", rich_help_panel="Parts")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry of the `prfaas` script. A user's error is one message on standard error and exit code 2."""
+    from emulator.profile import ProfileError
+    from netem.link import LinkError
+    from testbed.launch.state import TestbedError
+    from testbed.scenario import ScenarioError
+    from testbed.scheduler.model import ModelError
+    from traces.request import TraceError
+
+    code = 0
+    try:
+        app(args=arguments, prog_name="prfaas")  # a usage error is its own: exit code 2
+    except (ProfileError, LinkError, TestbedError, ScenarioError, ModelError, TraceError) as error:
+        say(f"error: {error}")
+        code = 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 141
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
+        code = 70
+    sys.exit(code)
+
+
+def _keep_traceback() -> str:
+    """Write the exception being handled where it can be found for a bug report."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="prfaas-traceback-", suffix=".txt", delete=False) as file:
+        file.write(traceback.format_exc())
+    return file.name

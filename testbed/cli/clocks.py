@@ -1,0 +1,164 @@
+"""The three clocks: `plan`, `simulate`, `run`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.options import (
+    ArrivalsOption,
+    DeploymentOption,
+    DurationOption,
+    FractionOption,
+    JobsOption,
+    JsonOption,
+    OutOption,
+    PolicyOption,
+    PortOption,
+    RateOption,
+    RepeatsOption,
+    RequestsOption,
+    ScenarioArg,
+    SeedOption,
+    SetOption,
+    TraceOption,
+    TraceOutOption,
+    WarmupOption,
+    WorkersOption,
+)
+from testbed.cli.shared import load_overrides, new_folder, print_json, report, run_wire, say, write_trace
+
+
+def plan(
+    scenario: ScenarioArg,
+    sets: SetOption = None,
+    json: JsonOption = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw Figure 5's two panels (.png, .svg or .pdf).")
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--form", metavar="mean|expectation", help="The paper's form (mean length into T_prefill), or expectations."
+        ),
+    ] = "mean",
+) -> None:
+    """Solve a scenario in closed form: equations (1)-(8), every deployment side by side."""
+    from testbed.assemble import build_plan
+    from testbed.scenario import load
+
+    if form not in ("mean", "expectation"):
+        raise typer.BadParameter(f"{form!r}: use mean or expectation", param_hint="--form")
+    result = build_plan(load(scenario, sets or ()), form)
+    if plot is not None:
+        from testbed.figures import plot_plan
+
+        try:
+            plot_plan(result, plot)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error), param_hint="--plot") from None
+        say(f"drew {plot}")
+    if json:
+        print_json(result)
+    else:
+        from testbed.show import show_plan
+
+        show_plan(result)
+
+
+def run(
+    scenario: ScenarioArg,
+    deployment: DeploymentOption = None,
+    policy: PolicyOption = None,
+    sets: SetOption = None,
+    out: OutOption = None,
+    workers: WorkersOption = 1,
+    port: PortOption = 8000,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the testbed up afterwards (as `make testbed` does).")
+    ] = False,
+    trace: TraceOption = None,
+    arrivals: ArrivalsOption = None,
+    duration_s: DurationOption = None,
+    warmup_s: WarmupOption = None,
+    rate_rps: RateOption = None,
+    load_fraction: FractionOption = None,
+    trace_out: TraceOutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a scenario on the wire: up, verify the link, load, report, down."""
+    from testbed.scenario import load
+
+    load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
+    chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment, policy)
+    outcome = run_wire(chosen, port, out, workers, keep=keep)
+    write_trace(trace_out, outcome.folder)
+    report(outcome, json)
+    if keep:
+        say(
+            f"the testbed is up at http://127.0.0.1:{port}; another load: make load, or prfaas load; "
+            "stop it: make down, or prfaas down"
+        )
+    raise typer.Exit(outcome.exit_code)
+
+
+def simulate(
+    scenario: ScenarioArg,
+    deployment: DeploymentOption = None,
+    policy: PolicyOption = None,
+    sets: SetOption = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
+    requests: RequestsOption = "none",
+    trace: TraceOption = None,
+    arrivals: ArrivalsOption = None,
+    duration_s: DurationOption = None,
+    warmup_s: WarmupOption = None,
+    rate_rps: RateOption = None,
+    load_fraction: FractionOption = None,
+    trace_out: TraceOutOption = None,
+    repeats: RepeatsOption = 1,
+    jobs: JobsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a scenario in virtual time: the same policy, control and instances, on a modelled link."""
+    from testbed.report.summary import EXIT_CODES
+    from testbed.scenario import load
+    from testbed.simulate import simulate as run_virtual
+    from testbed.simulate import write
+
+    if requests not in ("none", "csv", "parquet"):
+        raise typer.BadParameter(f"{requests!r}: use none, csv or parquet", param_hint="--requests")
+    sys.path.insert(0, str(Path.cwd()))
+    load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
+    result = run_virtual(load(scenario, [*(sets or ()), *load_sets]), deployment=deployment, policy=policy, seed=seed)
+    folder = None
+    if out is not None or requests != "none":
+        folder = new_folder(out, result.scenario)
+        write(result, folder, requests)
+    write_trace(trace_out, result.requests)
+    repeated = None
+    if repeats > 1:
+        from testbed.points import Runner, repeat
+
+        with Runner(jobs=jobs, say=say) as runner:
+            repeated = repeat(result.scenario, result.summary, repeats, runner)
+    if json:
+        more = {} if repeated is None else {"repeats": repeated}
+        print_json({**result.summary, **more, "results": str(folder) if folder else None})
+    else:
+        from testbed.show import show_repeats, show_summary
+
+        show_summary(result.summary)
+        if repeated is not None:
+            show_repeats(repeated)
+        count = len(result.requests)
+        speed = count / max(result.wall_s, 1e-9)
+        typer.echo(f"{count} requests in {result.wall_s:.2f} s of wall time, {speed:,.0f} a second")
+        if folder:
+            typer.echo(f"results: {folder}")
+    verdicts = [result.summary["verdict"]["status"], *(repeated["verdicts"] if repeated else ())]
+    raise typer.Exit(max(EXIT_CODES[verdict] for verdict in verdicts))

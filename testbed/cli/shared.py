@@ -1,0 +1,196 @@
+"""What several commands do: bring a testbed up, offer it a load, print."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from testbed.load import Outcome, Testbed
+    from testbed.points import Runner
+    from testbed.scenario import Scenario
+
+
+def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
+    """The testbed of a scenario with one deployment, and whether it was up already."""
+    from testbed.assemble import lengths_of_workload, max_input_tokens
+    from testbed.fleet import launch_spec
+    from testbed.launch import namespaces
+    from testbed.launch.state import StateDir
+    from testbed.load import Testbed
+    from testbed.policies import load_policy
+
+    sys.path.insert(0, str(Path.cwd()))
+    deployment = scenario.deployments[0]
+    load_policy(deployment.policy.name)
+    lengths_of_workload(scenario.workload, max_input_tokens(scenario, deployment))  # a trace that can be read
+    state = StateDir(create=True)
+    started = time.monotonic()
+    say(f"starting {scenario.name} ({deployment.name}) ...")
+    result = namespaces.up(launch_spec(scenario, deployment, port=port, state=state))
+    if not result.already:
+        (state.root / "scenario.yaml").write_text(scenario.to_yaml())
+        say(f"up after {time.monotonic() - started:.1f} s")
+    return Testbed(state, scenario, result.port), result.already
+
+
+def running_testbed() -> Testbed:
+    """The testbed that is up. Raises TestbedError without one."""
+    import yaml
+
+    from testbed.launch import namespaces
+    from testbed.launch.client import NOT_UP
+    from testbed.launch.state import StateDir, TestbedError
+    from testbed.load import Testbed
+    from testbed.scenario import parse
+
+    found = namespaces.status()
+    state = StateDir()
+    path = state.root / "scenario.yaml"
+    if not found.get("up") or not path.exists():
+        raise TestbedError(NOT_UP)
+    return Testbed(state, parse(yaml.safe_load(path.read_text()), str(path)), found["port"])
+
+
+def load_overrides(
+    trace: str | None,
+    arrivals: str | None,
+    duration_s: float | None,
+    warmup_s: float | None,
+    rate_rps: float | None,
+    load_fraction: float | None,
+) -> list[str]:
+    """The load's own options as --set items."""
+    if rate_rps is not None and load_fraction is not None:
+        raise typer.BadParameter("--rate-rps and --load-fraction are both given; give one")
+    sets = []
+    if trace is not None:
+        sets.append(f"workload.trace={_quoted(trace)}")
+        arrivals = arrivals or "as-is"
+    if arrivals == "gamma":
+        sets.append("workload.arrivals.kind=gamma")  # and the scenario's cv
+    elif arrivals is not None:
+        sets.append(f"workload.arrivals={{kind: {_quoted(arrivals)}}}")
+    if duration_s is not None and warmup_s is None:
+        warmup_s = min(50.0, duration_s / 10)
+    named = {"duration_s": duration_s, "warmup_s": warmup_s, "rate_rps": rate_rps, "load_fraction": load_fraction}
+    return sets + [f"workload.{key}={value}" for key, value in named.items() if value is not None]
+
+
+def _quoted(text: str) -> str:
+    """A text as YAML that means it, whatever is in it."""
+    import orjson
+
+    return orjson.dumps(text).decode()
+
+
+def run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, keep: bool) -> Outcome:
+    """Up, verify the link, load; down again unless `keep` or it was up before.
+
+    Exits with 3 when the link is not what was asked for.
+    """
+    from testbed import linkctl
+    from testbed.launch import namespaces
+
+    was_up = False
+    try:
+        testbed, was_up = bring_up(scenario, port)
+        verified = linkctl.verify(scenario, testbed.state)
+        _say_verified(verified)
+        if not verified["ok"]:
+            say("the link does not carry what was asked for: the run would be no measurement")
+            raise typer.Exit(3)
+        return offer_load(testbed, scenario, out, None, workers)
+    finally:
+        if not keep and not was_up:
+            namespaces.down()
+
+
+def offer_load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | None, workers: int) -> Outcome:
+    from testbed.load import run_load
+    from testbed.show import LoadProgress
+
+    folder = new_folder(out, scenario)
+    with LoadProgress() as progress:
+        return run_load(
+            testbed,
+            scenario,
+            folder,
+            policy=policy,
+            workers=workers,
+            on_progress=progress.update,
+            on_start=progress.start,
+        )
+
+
+@contextmanager
+def point_runner(folder: Path, jobs: int | None, ray: str | None) -> Iterator[Runner]:
+    """What a study runs its points with; interrupted, it says how to go on."""
+    from testbed.points import Runner
+
+    with Runner(jobs=jobs, ray=ray, folder=folder / "points", say=say) as runner:
+        try:
+            yield runner
+        except KeyboardInterrupt:
+            say(f"the points that were run are kept in {folder / 'points'}: the same command goes on from them")
+            raise
+
+
+def new_folder(out: Path | None, scenario: Scenario) -> Path:
+    """Where results go; never a folder that holds something."""
+    folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise typer.BadParameter(f"--out {folder}: is there already; name another, nothing is overwritten")
+    return folder
+
+
+def write_trace(path: Path | None, source: pd.DataFrame | Path) -> None:
+    """The Chrome trace of a request table, or of a results folder's. Nothing without a path."""
+    if path is None:
+        return
+    import pandas as pd
+
+    from testbed.perfetto import write_trace
+
+    requests = pd.read_csv(source / "requests.csv", dtype={"request_id": str}) if isinstance(source, Path) else source
+    try:
+        write_trace(path, requests)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: cannot be written ({error.strerror})", param_hint="--trace-out") from None
+    say(f"trace: {path}; open it at ui.perfetto.dev")
+
+
+def report(outcome: Outcome, json: bool) -> None:
+    if json:
+        print_json({**outcome.summary, "results": str(outcome.folder)})
+    else:
+        from testbed.show import show_summary
+
+        show_summary(outcome.summary)
+        typer.echo(f"results: {outcome.folder}")
+
+
+def _say_verified(result: dict[str, Any]) -> None:
+    for direction, one in result["directions"].items():
+        say(
+            f"link {direction}: asked {one['asked_bps'] / 1e9:g} Gbps, carries {one['measured_bps'] / 1e9:.2f} of the "
+            f"{one['expected_bps'] / 1e9:.2f} Gbps that TCP can get of it ({one['error']:+.1%})"
+        )
+
+
+def print_json(value: Any) -> None:
+    import orjson
+
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
+
+
+def say(text: str) -> None:
+    typer.echo(text, err=True)
