@@ -1,7 +1,6 @@
 """From a scenario to a testbed's processes: which workers, where, how configured; and the link in wall units.
 
-This is the one place where a scenario's model units become the wall units of netem, the workers' ports and the
-supervisor's stages.
+This is the one place where a scenario becomes the workers' ports, their configurations and the supervisor's stages.
 """
 
 from __future__ import annotations
@@ -30,19 +29,10 @@ FIRST_DATA_PORT = FIRST_CONTROL_PORT + 128
 SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
 
 
-def wall_rate_bps(scenario: Scenario, rate_bps: float) -> float:
-    """A model rate as this machine's wire carries it: x byte_scale x time_scale."""
-    return rate_bps * scenario.scale.byte_scale * scenario.scale.time_scale
-
-
-def model_rate_bps(scenario: Scenario, rate_bps: float) -> float:
-    """The inverse."""
-    return rate_bps / (scenario.scale.byte_scale * scenario.scale.time_scale)
-
-
 def link_rate_bps(scenario: Scenario) -> float:
     """The nominal link on this machine's wire. Raises ScenarioError for a rate the kernel cannot shape."""
-    wall_bps, scale = wall_rate_bps(scenario, scenario.link.rate_bps), scenario.scale
+    scale = scenario.scale
+    wall_bps = scale.wall_bps(scenario.link.rate_bps)
     if not MIN_RATE_BPS <= wall_bps <= MAX_RATE_BPS:
         raise ScenarioError(
             f"scenario {scenario.name}: link.rate_bps = {scenario.link.rate_bps:g} x scale.byte_scale = "

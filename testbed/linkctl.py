@@ -15,7 +15,6 @@ import orjson
 
 from netem.link import DIRECTIONS, LinkError, expected_goodput_bps
 from netem.topology import ADDRESSES
-from testbed.fleet import model_rate_bps, wall_rate_bps
 from testbed.launch import client
 from testbed.launch.client import AsyncUnixClient
 from testbed.launch.state import StateDir, TestbedError
@@ -34,7 +33,7 @@ def show(scenario: Scenario, state: StateDir) -> dict[str, Any]:
 
 def set_rate(scenario: Scenario, state: StateDir, rate_bps: float, direction: str | None) -> dict[str, Any]:
     """Change the rate (model bits/s) of one direction or both, while traffic flows; what the kernel then had."""
-    wall = {"rate_bps": wall_rate_bps(scenario, rate_bps)}
+    wall = {"rate_bps": scenario.scale.wall_bps(rate_bps)}
     answer = client.agent(state).put("/link", wall if direction is None else {direction: wall})
     return {direction: _described(scenario, answer[direction]) for direction in DIRECTIONS}
 
@@ -70,9 +69,9 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
             expected = expected_goodput_bps(asked, link[direction]["asked"]["mtu"])
             error = found["goodput_bps"] / expected - 1
             out[direction] = {
-                "asked_bps": model_rate_bps(scenario, asked),
-                "expected_bps": model_rate_bps(scenario, expected),
-                "measured_bps": model_rate_bps(scenario, found["goodput_bps"]),
+                "asked_bps": scenario.scale.model_bps(asked),
+                "expected_bps": scenario.scale.model_bps(expected),
+                "measured_bps": scenario.scale.model_bps(found["goodput_bps"]),
                 "error": error,
                 "ok": abs(error) <= TOLERANCE,
                 "wall": {"asked_bps": asked, "expected_bps": expected, "measured_bps": found["goodput_bps"]},
@@ -124,7 +123,7 @@ def _described(scenario: Scenario, one: dict[str, Any]) -> dict[str, Any]:
     asked = one["asked"]["rate_bps"]
     return {
         "interface": one["interface"],
-        "rate_bps": model_rate_bps(scenario, asked),
+        "rate_bps": scenario.scale.model_bps(asked),
         "wall": {"rate_bps": asked, "expected_goodput_bps": expected_goodput_bps(asked, one["asked"]["mtu"])},
         "kept": one["kept"],
         "applied": one["applied"],

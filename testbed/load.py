@@ -27,7 +27,6 @@ import psutil
 from netem.link import DIRECTIONS
 from testbed import linkctl
 from testbed.assemble import build_workload, closed_form, lengths_to_json, workload_lengths
-from testbed.fleet import wall_rate_bps
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.report.provenance import provenance
@@ -270,7 +269,7 @@ def _link_figures(testbed: Testbed, scenario: Scenario, before: dict[str, Any], 
     return LinkFigures(
         asked={
             "nominal_bps": scenario.link.rate_bps,
-            "nominal_wall_bps": wall_rate_bps(scenario, scenario.link.rate_bps),
+            "nominal_wall_bps": scenario.scale.wall_bps(scenario.link.rate_bps),
             **{direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]} for direction in DIRECTIONS},
             "congestion_control": scenario.link.congestion_control,
         },

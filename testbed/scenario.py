@@ -257,6 +257,14 @@ class Scale(Part):
     time_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
     byte_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
 
+    def wall_bps(self, model_bps: float) -> float:
+        """A model rate as this machine's wire carries it: x byte_scale x time_scale."""
+        return model_bps * self.byte_scale * self.time_scale
+
+    def model_bps(self, wall_bps: float) -> float:
+        """The inverse."""
+        return wall_bps / (self.byte_scale * self.time_scale)
+
 
 class Slo(Part):
     """What users were promised, model seconds."""

@@ -12,7 +12,7 @@ import pytest
 from emulator.worker import Config as WorkerConfig
 from netem.agent import AgentConfig
 from netem.topology import ADDRESSES
-from testbed.fleet import launch_spec, link_rate_bps, model_rate_bps, wall_rate_bps
+from testbed.fleet import launch_spec, link_rate_bps
 from testbed.gateway import Config as GatewayConfig
 from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir
@@ -114,8 +114,8 @@ class TestPortsAndPeers:
 class TestUnits:
     def test_a_wall_rate_is_the_model_rate_times_both_scales(self) -> None:
         smoke = load("smoke")
-        assert wall_rate_bps(smoke, 16e9) == pytest.approx(160e6)
-        assert model_rate_bps(smoke, 160e6) == pytest.approx(16e9)
+        assert smoke.scale.wall_bps(16e9) == pytest.approx(160e6)
+        assert smoke.scale.model_bps(160e6) == pytest.approx(16e9)
 
     def test_the_agent_is_asked_for_the_wall_rate(self, state: StateDir) -> None:
         assert config(spec_of(state, load("smoke")), "agent")["state"] == {"rate_bps": pytest.approx(160e6)}
