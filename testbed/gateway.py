@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-import orjson
 import uvloop
 from aiohttp import web
 
@@ -33,6 +32,7 @@ from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
 from emulator.profile import ProfileError
 from testbed.assemble import cost_functions, lengths_from_json, lengths_of_workload, max_input_tokens, policy_setup
 from testbed.control import Completed, Control, Failed, NodeSpec
+from testbed.json_http import JSON, MAX_BODY_BYTES, check_finite, errors_as_answers, json_object, json_response
 from testbed.launch.state import TestbedError
 from testbed.metrics import Metrics
 from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
@@ -46,11 +46,9 @@ from traces.request import TraceError
 
 log = logging.getLogger("gateway")
 
-MAX_BODY_BYTES: Final = 16 << 20
 READY_S: Final = 5.0  # wall seconds the workers have to start an epoch
 POLICY_LIMIT_S: Final = 0.05  # wall seconds a decision may take
 LAG_S: Final = 0.02  # wall seconds between samples of the event loop's lag
-JSON: Final = "application/json"
 T = TypeVar("T")
 
 
@@ -263,7 +261,7 @@ class Gateway:
 
     # HTTP
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_api_errors])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_answers])
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -361,12 +359,12 @@ class Gateway:
             "owned_by": "prfaas-testbed",
             "max_model_len": self.limits.max_input_tokens,
         }
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.Response:
         nodes = self.session.control.view.nodes.values() if self.session else ()
         serving = {role: sum(n.alive and n.role == role for n in nodes) for role in ("prefill", "decode")}
-        return _json(
+        return json_response(
             {"status": "ok" if all(serving.values()) else "unavailable", "live": serving},
             200 if all(serving.values()) else 503,
         )
@@ -394,7 +392,7 @@ class Gateway:
         ]
         policy = session.control.policy
         name = f"{type(policy).__module__}:{type(policy).__qualname__}"
-        return _json(
+        return json_response(
             {
                 "scenario": self.scenario.name,
                 "deployment": self.deployment.name,
@@ -408,11 +406,11 @@ class Gateway:
         return {**session.totals(), "gateway_late_p99_s": self.lag.p99_s(), "gateway_late_max_s": self.lag.max_s}
 
     async def _begin_load(self, request: web.Request) -> web.Response:
-        body = await _object(request, {"lead_s", "lengths", "policy", "parameters", "rate_rps"})
+        body = await json_object(request, {"lead_s", "lengths", "policy", "parameters", "rate_rps"})
         lead_s = body.get("lead_s", 1.0)
         if isinstance(lead_s, bool) or not isinstance(lead_s, int | float) or not 0 <= lead_s <= 60:
             raise ApiError(400, f"lead_s = {lead_s!r}: must be 0 to 60 wall seconds", "lead_s")
-        _finite(body.get("rate_rps"), "rate_rps")
+        check_finite(body.get("rate_rps"), "rate_rps")
         name = body.get("policy")
         if name is not None and not isinstance(name, str):
             raise ApiError(400, f"policy = {name!r}: must be a policy's name, or package.module:Class", "policy")
@@ -425,12 +423,12 @@ class Gateway:
         if not isinstance(given, dict):
             raise ApiError(400, f"parameters = {given!r}: must be an object of numbers", "parameters")
         for key, value in given.items():
-            _finite(value, f"parameters.{key}")
+            check_finite(value, f"parameters.{key}")
             parameters[key] = float(value)
         load_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:6]
         begun = self.begin(load_id, policy, body.get("lengths"), parameters, lead_s)
         session = await _to_the_end(begun)
-        return _json(
+        return json_response(
             {
                 "id": load_id,
                 "t0_ns": session.clock.t0_ns,
@@ -449,13 +447,13 @@ class Gateway:
         return session
 
     async def _load(self, request: web.Request) -> web.Response:
-        return _json(self._totals(self._the_load(request)))
+        return json_response(self._totals(self._the_load(request)))
 
     async def _end_load(self, request: web.Request) -> web.Response:
         """Wait for the load's last request and for the workers' last account of themselves; then its totals."""
         session = self._the_load(request)
         await session.idle.wait()
-        return _json(await _to_the_end(self.end(session)))
+        return json_response(await _to_the_end(self.end(session)))
 
 
 async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
@@ -467,59 +465,9 @@ def _no_load(load_id: str) -> ApiError:
     return ApiError(404, f"no load {load_id!r} is under way", code="not_found")
 
 
-def _finite(value: Any, field: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | None) or not math.isfinite(value or 0):
-        raise ApiError(400, f"{field} = {value!r}: must be a finite number", field)
-
-
 def _failure(failed: Failed) -> ApiError:
     record = failed.record
     return ApiError(failed.http_status, record.error_message, None, record.error, failed.retry_after_s)
-
-
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type=JSON)
-
-
-async def _object(request: web.Request, known: set[str]) -> dict[str, Any]:
-    raw = await request.read()
-    try:
-        body = orjson.loads(raw) if raw else {}
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    if unknown := set(body) - known:
-        raise ApiError(400, f"{min(unknown)}: unknown field; known: {', '.join(sorted(known))}", min(unknown))
-    return body
-
-
-@web.middleware
-async def _api_errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    try:
-        response: web.StreamResponse = await handler(request)
-        return response
-    except ApiError as error:
-        headers = {}
-        if error.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-        if "id" in request:
-            headers["X-Request-Id"] = request["id"]
-        return web.Response(body=error.body(), status=error.status, content_type=JSON, headers=headers)
-    except web.HTTPRequestEntityTooLarge:
-        too_large = ApiError(
-            413, f"the body is larger than {MAX_BODY_BYTES} bytes; use the prfaas extension for long prompts"
-        )
-        return web.Response(body=too_large.body(), status=413, content_type=JSON)
-    except web.HTTPException as error:
-        plain = ApiError(error.status, f"{request.method} {request.path}: {error.reason}", code=str(error.status))
-        return web.Response(body=plain.body(), status=error.status, content_type=JSON)
-    except (asyncio.CancelledError, ConnectionError):
-        raise
-    except Exception:
-        log.exception("%s %s", request.method, request.path)
-        internal = ApiError(500, "internal error of the gateway; see `prfaas logs gateway`", code="internal")
-        return web.Response(body=internal.body(), status=500, content_type=JSON)
 
 
 async def serve(config: Config) -> None:
