@@ -77,7 +77,7 @@ def _programs() -> list[Check]:
     for program, package in OTHER_PROGRAMS.items():
         where = shutil.which(program, path=path)
         remedy = "" if where else f"install {package}"
-        use = "a delay line, where the kernel has no netem" if program == "iptables" else "looking at the link by hand"
+        use = "a delay line on kernels without netem, once links have delay" if program == "iptables" else "looking at the link by hand"
         found.append(Check(program, "ok" if where else "warn", where or f"not found; it is for {use}", remedy))
     return found
 
@@ -105,9 +105,9 @@ def _kernel(probe: dict[str, str]) -> list[Check]:
             Check(name, "ok", f"{what}: works") if not refused else Check(name, "missing", f"{what}: {refused}", remedy)
         )
     refused = probe.get("netem", "could not be tried")
-    fallback = "delay, jitter and loss then need the NFQUEUE delay line"
+    fallback = "nothing needs it yet: links are shaped by rate only"
     found.append(
-        Check("netem", "ok", "delay, jitter and loss: works")
+        Check("netem", "ok", "works (informational: links are shaped by rate only)")
         if not refused
         else Check("netem", "warn", f"{refused}; {fallback}", "as root: modprobe sch_netem, where the kernel has it")
     )

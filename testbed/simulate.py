@@ -131,7 +131,7 @@ class World:
             max_attempts=scenario.max_attempts,
         )
         # The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload.
-        wall_bps = scenario.link.rate_bps * scenario.scale.time_scale * scenario.scale.byte_scale
+        wall_bps = scenario.scale.wall_bps(scenario.link.rate_bps)
         bucket = burst_bytes(wall_bps) / scenario.scale.byte_scale * TCP_EFFICIENCY
         self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket)
         self._link_armed: float | None = None
@@ -329,8 +329,7 @@ def simulate(
     lengths = workload_lengths(loaded, trace)
     expected = closed_form(loaded, chosen, trace, rate_rps)
     made = load_policy(chosen.policy.name)
-    parameters = {} if chosen.policy.threshold_tokens is None else {"threshold_tokens": chosen.policy.threshold_tokens}
-    made.start(policy_setup(loaded, chosen, lengths, parameters))
+    made.start(policy_setup(loaded, chosen, lengths, chosen.policy.parameters))
     collector = Collector()
     world = World(loaded, chosen, made, trace.requests, collector)
     started = time.perf_counter()
