@@ -81,7 +81,11 @@ def plot_table_6(rows: list[dict[str, Any]], path: str | Path) -> None:
     _bars(axes[1], rows, ("ttft_mean_s", "ttft_p90_s"), "unloaded TTFT, s")
     _bars(axes[2], rows, ("ratio",), r"$\Lambda_{max}$, ratio to homogeneous")
     axes[0].legend(frameon=False, fontsize=8)
-    figure.suptitle(f"Table 6 of {SOURCE}: the paper's cells, ours in its form, and with expectations", fontsize=10)
+    figure.suptitle(
+        f"Table 6 of {SOURCE}: the paper's cells, ours in its form, and with expectations "
+        "(the H20's prefill times, T_decode and BS_max are inferred from this table)",
+        fontsize=10,
+    )
     save(figure, path)
 
 
