@@ -106,7 +106,8 @@ def test_control_ports_have_a_class_of_their_own(measured: dict[str, Any]) -> No
     for way in WAN_INTERFACES:
         assert after[way]["control"]["sent_bytes"] > before[way]["control"]["sent_bytes"]
         assert after[way]["kv"]["sent_bytes"] == before[way]["kv"]["sent_bytes"]
-    assert measured["control"]["goodput_bps"] <= expected_goodput_bps(2e6) * 1.1
+    # Its bucket of 70 kB comes on top of the rate, and is a tenth of what two seconds carry.
+    assert measured["control"]["goodput_bps"] <= expected_goodput_bps(2e6) * 1.3
 
 
 def test_control_does_not_wait_in_the_queue_of_the_kv(measured: dict[str, Any]) -> None:
