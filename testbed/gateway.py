@@ -48,6 +48,7 @@ log = logging.getLogger("gateway")
 
 READY_S: Final = 5.0  # wall seconds the workers have to start an epoch
 POLICY_LIMIT_S: Final = 0.05  # wall seconds a decision may take
+POLICY_START_LIMIT_S: Final = 5.0  # wall seconds: the gateway does nothing else, and a load's client waits 10 s
 LAG_S: Final = 0.02  # wall seconds between samples of the event loop's lag
 T = TypeVar("T")
 
@@ -187,7 +188,7 @@ class Gateway:
         except ModelError as error:
             raise ApiError(400, str(error), "lengths") from None
         try:
-            policy.start(policy_setup(scenario, deployment, lengths, parameters))
+            self._ask.start(policy, policy_setup(scenario, deployment, lengths, parameters), POLICY_START_LIMIT_S)
         except Exception as error:
             raise ApiError(400, f"the policy cannot start: {type(error).__name__}: {error}", "policy") from error
         self._open.clear()

@@ -6,7 +6,7 @@ import importlib
 from typing import Final
 
 from testbed.scenario_data import ScenarioError, did_you_mean
-from testbed.scheduler.api import Policy
+from testbed.scheduler.api import Policy, Setup
 from testbed.scheduler.baselines import Homogeneous, Naive, Static
 from testbed.scheduler.prfaas import Prfaas
 
@@ -35,14 +35,14 @@ def load_policy(name: str) -> Policy:
             f"policy {name!r}: {error}; the module must be importable from the folder where you call prfaas, "
             "or installed"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ScenarioError(f"policy {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
     make = getattr(module, class_name, None)
     if make is None:
         raise ScenarioError(f"policy {name!r}: module {module_name} has no class {class_name!r}")
     try:
         made = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ScenarioError(f"policy {name!r}: cannot be made: {type(error).__name__}: {error}") from error
     missing = [method for method in ("start", "route") if not callable(getattr(made, method, None))]
     if missing:
@@ -51,3 +51,11 @@ def load_policy(name: str) -> Policy:
         )
     policy: Policy = made
     return policy
+
+
+def start_policy(policy: Policy, name: str, setup: Setup) -> None:
+    """Start a policy, without a time limit. Raises ScenarioError where it raises."""
+    try:
+        policy.start(setup)
+    except (Exception, SystemExit) as error:
+        raise ScenarioError(f"policy {name!r}: cannot start: {type(error).__name__}: {error}") from error

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -24,10 +24,13 @@ from emulator.messages import AnyMessage, Telemetry, Tokens
 from testbed.control import CLIENT, Arrive, ClientGone, Completed, Control, Event, Failed, NodeLost, NodeUp, Record
 from testbed.openai_api import Ask
 from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
-from testbed.scheduler.api import Decision, Policy, Reject, RequestView, Role, SystemView
+from testbed.scheduler.api import Decision, Policy, Reject, RequestView, Role, Setup, SystemView
 
 FLUSH_S: Final = 0.5  # wall seconds between writes of rows and events
 INSIST_S: Final = 0.0002  # wall seconds between rings: a policy that catches all is hit outside its `try` in the end
+
+
+Answer = TypeVar("Answer")  # of a policy's method
 
 
 class PolicyTooSlowError(Exception):
@@ -43,7 +46,10 @@ class _Alarm(BaseException):
 
 
 class BoundedCall:
-    """Calls a policy with a limit (wall seconds), enforced by SIGALRM: policies run in the gateway's main thread."""
+    """Calls a policy with a limit (wall seconds), enforced by SIGALRM: policies run in the gateway's main thread.
+
+    A policy that is too slow, or that would end the process, raises PolicyTooSlowError or PolicyQuitError.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -51,13 +57,19 @@ class BoundedCall:
         signal.signal(signal.SIGALRM, self._ring)
 
     def __call__(self, policy: Policy, request: RequestView, view: SystemView) -> Decision | Reject:
+        return self._within(self.limit_s, "no decision", policy.route, request, view)
+
+    def start(self, policy: Policy, setup: Setup, limit_s: float) -> None:
+        self._within(limit_s, "not ready", policy.start, setup)
+
+    def _within(self, limit_s: float, lacking: str, call: Callable[..., Answer], *args: object) -> Answer:
         self._asking = True
-        signal.setitimer(signal.ITIMER_REAL, self.limit_s, INSIST_S)
+        signal.setitimer(signal.ITIMER_REAL, limit_s, INSIST_S)
         try:
-            return policy.route(request, view)
+            return call(*args)
         except _Alarm:
             self._asking = False  # it rings again and again
-            raise PolicyTooSlowError(f"no decision within {self.limit_s:g} s") from None
+            raise PolicyTooSlowError(f"{lacking} within {limit_s:g} s") from None
         except Exception:
             raise
         except BaseException as error:

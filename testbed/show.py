@@ -153,8 +153,9 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["clock"] == "wire":
         _show_wire(link, meter)
     for kind, count in summary["policy_errors"].items():
-        contained = "contained; see requests.csv, policy_error"
-        out.print(f"the policy failed {count} times: {kind} ({contained})", style="yellow")
+        out.print(f"the policy failed {count} times: {kind} (contained: a fallback decided)", style="yellow")
+    if summary["policy_error"]:
+        out.print(f"  first: {summary['policy_error']}", markup=False)
     verdict = summary["verdict"]
     out.print(
         f"verdict: [{STYLE[verdict['status']]}]{verdict['status']}[/] "

@@ -50,7 +50,7 @@ from testbed.assemble import (
     workload_lengths,
 )
 from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record
-from testbed.policies import load_policy
+from testbed.policies import load_policy, start_policy
 from testbed.report.collect import Collector
 from testbed.report.little import GATE_OF, Passages, littles_law
 from testbed.report.provenance import provenance
@@ -329,7 +329,7 @@ def simulate(
     lengths = workload_lengths(loaded, trace)
     expected = closed_form(loaded, chosen, trace, rate_rps)
     made = load_policy(chosen.policy.name)
-    made.start(policy_setup(loaded, chosen, lengths, chosen.policy.parameters))
+    start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.parameters))
     collector = Collector()
     world = World(loaded, chosen, made, trace.requests, collector)
     started = time.perf_counter()

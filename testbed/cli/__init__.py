@@ -8,8 +8,10 @@ Read first: the table below (which command is where), then `clocks.py`; `options
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import typer
@@ -39,22 +41,25 @@ app.add_typer(parts.trace_app, name="trace", rich_help_panel="Parts")
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry of the `prfaas` script. A user's error is one message on standard error and exit code 2."""
-    from emulator.profile import ProfileError
-    from netem.link import LinkError
-    from testbed.launch.state import TestbedError
-    from testbed.scenario import ScenarioError
-    from testbed.scheduler.model import ModelError
-    from traces.request import TraceError
-
     code = 0
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup stays nohup
+                signal.signal(number, _ended)
+        from emulator.profile import ProfileError
+        from netem.link import LinkError
+        from testbed.launch.state import TestbedError
+        from testbed.scenario import ScenarioError
+        from testbed.scheduler.model import ModelError
+        from traces.request import TraceError
+
         app(args=arguments, prog_name="prfaas")  # a usage error is its own: exit code 2
+    except KeyboardInterrupt:  # first: it may come while the others are imported
+        say("interrupted")
+        code = 130
     except (ProfileError, LinkError, TestbedError, ScenarioError, ModelError, TraceError) as error:
         say(f"error: {error}")
         code = 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        code = 130
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
@@ -63,6 +68,13 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
         code = 70
     sys.exit(code)
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, or the terminal is gone: leave as with Ctrl-C, taking down what this command started."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a script
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def _keep_traceback() -> str:

@@ -37,8 +37,12 @@ def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
     say(f"starting {scenario.name} ({deployment.name}) ...")
     result = namespaces.up(launch_spec(scenario, deployment, port=port, state=state))
     if not result.already:
-        (state.root / "scenario.yaml").write_text(scenario.to_yaml())
-        say(f"up after {time.monotonic() - started:.1f} s")
+        try:
+            (state.root / "scenario.yaml").write_text(scenario.to_yaml())
+            say(f"up after {time.monotonic() - started:.1f} s")
+        except BaseException:  # Ctrl-C: a start that is interrupted leaves nothing
+            namespaces.down()
+            raise
     return Testbed(state, scenario, result.port), result.already
 
 
@@ -100,9 +104,10 @@ def run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, k
     from testbed import linkctl
     from testbed.launch import namespaces
 
-    was_up = False
+    testbed, was_up = bring_up(
+        scenario, port
+    )  # a start that fails leaves nothing; another's testbed is not ours to stop
     try:
-        testbed, was_up = bring_up(scenario, port)
         verified = linkctl.verify(scenario, testbed.state)
         _say_verified(verified)
         if not verified["ok"]:

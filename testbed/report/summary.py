@@ -179,6 +179,7 @@ def summarise(
         },
         "scheduler": _scheduler(requests, totals, expected),
         "policy_errors": totals["policy_errors"],
+        "policy_error": _first_text(requests["policy_error"]),
         "meter": {
             "client_late_p99_s": meter.client_late_p99_s,
             "timer_late_p99_s": meter.timer_late_p99_s,
@@ -194,6 +195,12 @@ def summarise(
         "phases": [],
     }
     return summary
+
+
+def _first_text(column: pd.Series) -> str | None:
+    """The first text that is not empty, in the table's order."""
+    given = column[column.fillna("") != ""]
+    return str(given.iloc[0]) if len(given) else None
 
 
 def _by_error(failed: pd.DataFrame) -> dict[str, int]:

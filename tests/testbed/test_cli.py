@@ -282,6 +282,23 @@ class TestSimulate:
         assert "here" in ended.err
 
 
+def test_a_policy_that_fails_is_shown_with_what_it_raised(prfaas: Any, tmp_path: Path) -> None:
+    text = """
+class Wrong:
+    def start(self, setup): pass
+    def route(self, request, view): return request.length
+class CannotStart(Wrong):
+    def start(self, setup): raise SystemExit("no licence")
+"""
+    (tmp_path / "own_policy.py").write_text(text)
+    ended = prfaas("simulate", "toy", "--duration-s", "50", "--policy", "own_policy:Wrong")
+    assert "times: AttributeError (contained" in ended.out
+    assert "first: AttributeError: 'RequestView' object has no attribute 'length'" in ended.out
+    ended = prfaas("simulate", "toy", "--duration-s", "50", "--policy", "own_policy:CannotStart")
+    assert ended.code == 2
+    assert "policy 'own_policy:CannotStart': cannot start: SystemExit: no licence" in ended.err
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     """`prfaas plan paper --json | head -1`."""
     command = f"{sys.executable} -m testbed.cli plan paper --json | head -1"

@@ -192,6 +192,8 @@ class Raises(Mine):
     def __init__(self): raise RuntimeError("no licence")
 class RaisesAttributeError(Mine):
     def __init__(self): self.missing
+class Quits(Mine):
+    def __init__(self): raise SystemExit(7)
 not_a_class = 3
 """
 
@@ -245,6 +247,7 @@ class TestLoadPolicy:
             ("mine_policy:Raises", "cannot be made: RuntimeError: no licence"),
             ("mine_policy:RaisesAttributeError", "cannot be made: AttributeError"),
             ("mine_policy:not_a_class", "cannot be made: TypeError"),
+            ("mine_policy:Quits", "cannot be made: SystemExit: 7"),
             ("mine_policy:NoMethods", "has no method start and no method route; see testbed.scheduler.api.Policy"),
             ("mine_policy:NoRoute", "has no method route;"),
         ],

@@ -78,6 +78,15 @@ class RejectsAll(Base):
     def route(self, request, view):
         return Reject("full house", 2.2)
 
+class QuitsAtStart(Raises):
+    def start(self, setup):
+        raise SystemExit(7)
+
+class LoopsAtStart(Raises):
+    def start(self, setup):
+        while True:
+            pass
+
 class CannotStart(Base):
     def start(self, setup):
         raise ValueError("no threshold")
@@ -392,6 +401,8 @@ class TestAPolicy:
         ("policy", "part"),
         [
             ("bad:CannotStart", "no threshold"),
+            ("bad:QuitsAtStart", "cannot start: PolicyQuitError: SystemExit: 7"),
+            ("bad:LoopsAtStart", "cannot start: PolicyTooSlowError: not ready within"),
             ("bad:NoRoute", "no method route"),
             ("bad:Missing", "no class"),
             ("nowhere:Policy", "nowhere"),

@@ -24,7 +24,7 @@ import pandas as pd
 import pytest
 from pyroute2 import IPRoute
 
-from testbed.launch import namespaces
+from testbed.launch import namespaces, processes
 from testbed.report.rows import PARTS
 
 REFUSAL = namespaces.refusal() if sys.platform == "linux" else "not Linux"
@@ -101,10 +101,30 @@ def test_a_second_up_finds_the_first(prfaas: Command) -> None:
     assert prfaas.json("up", "smoke", "--port", str(prfaas.port))["already"]
 
 
-def test_another_testbed_is_refused_with_the_remedy(prfaas: Command) -> None:
-    done = prfaas("up", "toy", "--port", str(prfaas.port))
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_another_testbed_is_refused_with_the_remedy_and_leaves_the_first(prfaas: Command, command: str) -> None:
+    done = prfaas(command, "toy", "--port", str(prfaas.port))
     assert done.returncode == 2
     assert "prfaas down" in done.stderr
+    assert prfaas.json("status")["up"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_takes_its_testbed_down(prfaas: Command, tmp_path: Path, number: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory(prefix="prf") as state, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        own = {**prfaas.environment, "PRFAAS_STATE": state}
+        words = [sys.executable, "-m", "testbed.cli", "run", "toy", "--port", str(port)]
+        with subprocess.Popen(words, env=own, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+            assert run.stderr is not None
+            assert any(line.startswith("up after") for line in run.stderr)
+            run.send_signal(number)
+            rest = run.stderr.read()
+        assert run.returncode == 130
+        assert "Traceback" not in rest
+        assert processes.find(Path(state)) == []
 
 
 def test_the_link_carries_what_was_asked(prfaas: Command) -> None:
