@@ -1,8 +1,8 @@
 """The paper's open question: where does its steady-state model hold, and where does it break?
 
 `cells` are the three deployments of `paper` at shares of their own capacity, under Poisson and bursty arrivals, on
-links that are wide and narrow; each is run many times, a model-hour from empty. `sensitivity` asks what the conclusions
-owe to the H20 profile, which is inferred.
+links that are wide and narrow; each is run many times, a model-hour from empty. `settled` says how far that hour is
+from a steady state, and `sensitivity` what the conclusions owe to the H20 profile, which is inferred.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ ARRIVALS: Final = {"poisson": "{kind: poisson}", "gamma CV 3": "{kind: gamma, cv
 REPLICATIONS: Final = 20
 HOUR_S: Final = 3600.0
 
+SETTLED_FROM: Final = 0.90
+"""Cells of this load and above, on the widest link, are also run for SETTLED_HOURS after one from empty."""
+
+SETTLED_HOURS: Final = 9
+
 SCALED: Final = "h20-1t"
 SCALES: Final = (0.8, 0.9, 1.0, 1.1, 1.2)
 SENSITIVITY_LOAD: Final = 0.80
@@ -33,7 +38,7 @@ MEASURED: Final = (
     "ttft_mean_s", "ttft_p90_s", "throughput_rps", "egress_bps", "egress_queue_mean_s", "slo_met_fraction", "growth",
 )  # fmt: skip
 
-Stability = Literal["steady", "unstable", "undecided"]
+Stability = Literal["stable", "unstable", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +57,9 @@ class Cell:
         """A share of Lambda_max with expectations, at 0.956 of the link."""
         return self.load * self.known.expectation.lambda_max
 
-    def points(self, seeds: Sequence[int], duration_s: float) -> list[Point]:
-        """A point a seed: `duration_s` model seconds from empty, all of it measured."""
-        window = {"rate_rps": self.rate_rps, "load_fraction": None, "duration_s": duration_s, "warmup_s": 0.0}
+    def points(self, seeds: Sequence[int], duration_s: float, warmup_s: float = 0.0) -> list[Point]:
+        """A point a seed: `duration_s` model seconds from empty, measured from `warmup_s` on."""
+        window = {"rate_rps": self.rate_rps, "load_fraction": None, "duration_s": duration_s, "warmup_s": warmup_s}
         workload = self.scenario.workload.model_copy(update=window)
         return [Point(self.scenario.model_copy(update={"workload": workload, "seed": seed})) for seed in seeds]
 
@@ -63,13 +68,13 @@ def stability(growth: Interval) -> Stability:
     """What the replications say of the backlog's growth (`testbed.points.backlog_growth`), on average over them.
 
     unstable: it grew by more than 1 % of the arrivals all through the window, with 95 % confidence; no figure of the
-    cell is then that of a steady state, and all of them grow with the window. steady: with that confidence it did not.
-    undecided: neither is sure.
+    cell is then that of a steady state, and all of them grow with the window. stable: with that confidence it did not,
+    which does not say that the queues have settled (`settled` does). undecided: neither is sure.
     """
     low, high = growth["low"], growth["high"]
     if low is None or high is None:
         return "undecided"
-    return "unstable" if low > GROWING else "steady" if high <= GROWING else "undecided"
+    return "unstable" if low > GROWING else "stable" if high <= GROWING else "undecided"
 
 
 def cells() -> list[Cell]:
@@ -95,22 +100,29 @@ def study(
 ) -> dict[str, Any]:
     """Run all of it; JSON-ready. Seeds are seed .. seed + replications - 1, the same in every cell.
 
-    `cells` and `sensitivity` are lists of flat rows (times in s, rates in req/s and bits/s); a measured figure is three
-    columns: its mean over replications and its 95 % interval, `_low` and `_high`.
+    `cells`, `settled` and `sensitivity` are lists of flat rows (times in s, rates in req/s and bits/s); a measured
+    figure is three columns: its mean over replications and its 95 % interval, `_low` and `_high`. The runs of `settled`
+    are a quarter as many, and SETTLED_HOURS + 1 times as long.
     """
     seeds = [seed + i for i in range(replications)]
+    few = seeds[: max(2, replications // 4)]
     grid, variants = cells(), _variants()
+    late = [cell for cell in grid if cell.load >= SETTLED_FROM and cell.link_bps in (None, LINKS_BPS[0])]
     every = [*grid, *(cell for variant in variants for cell in variant.cells)]
     points = [point for cell in every for point in cell.points(seeds, duration_s)]
+    points += [point for cell in late for point in cell.points(few, (SETTLED_HOURS + 1) * duration_s, duration_s)]
     figures = iter(runner.run(points))
     runs = [[next(figures) for _ in seeds] for _ in every]
+    long_runs = [[next(figures) for _ in few] for _ in late]
+    rows = [_row(cell, of) for cell, of in zip(grid, runs, strict=False)]
     return {
         "replications": replications,
         "duration_s": duration_s,
         "seeds": seeds,
         "growing_above": GROWING,
         "code_version": code_version(),
-        "cells": [_row(cell, of) for cell, of in zip(grid, runs, strict=False)],
+        "cells": rows,
+        "settled": [_settled_row(rows[grid.index(cell)], of) for cell, of in zip(late, long_runs, strict=True)],
         "sensitivity": _sensitivity_rows(variants, runs[len(grid) :]),
     }
 
@@ -133,6 +145,19 @@ def _row(cell: Cell, runs: Sequence[Figures]) -> dict[str, Any]:
         "model_ttft_p90_s": known.ttft_p90_s,
         "model_egress_bps": known.routed.egress_bps / known.routed.lambda_max * cell.rate_rps,
         **_columns(measured),
+    }
+
+
+def _settled_row(hour: Mapping[str, Any], runs: Sequence[Figures]) -> dict[str, Any]:
+    """The hour from empty beside the hours after it."""
+    keys = ("ttft_mean_s", "ttft_p90_s", "growth")
+    later = {f"later_{key}": interval([run[key] for run in runs]) for key in keys}
+    return {
+        **{key: hour[key] for key in ("deployment", "arrivals", "load", "rate_rps")},
+        **{f"hour_{key}": hour[key] for key in keys},
+        "replications": len(runs),
+        "stability": stability(later["later_growth"]),
+        **_columns(later),
     }
 
 

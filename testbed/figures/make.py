@@ -39,7 +39,7 @@ def make_figure_5(out: Path, form: Format) -> list[Path]:
 def make_open_question(
     out: Path, form: Format, runner: Runner, *, replications: int | None = None, duration_s: float | None = None
 ) -> list[Path]:
-    """The open question: three figures, two tables, and how they were made. replications, duration_s: as in `study`."""
+    """The open question: three figures, three tables, and how they were made. replications, duration_s: of `study`."""
     from testbed.figures import study as figures
     from testbed.openquestion import HOUR_S, REPLICATIONS, study
 
@@ -49,12 +49,17 @@ def make_open_question(
     figures.plot_ttft(cells, drawn[0])
     figures.plot_link(cells, drawn[1])
     figures.plot_sensitivity(h20, drawn[2])
-    tables = [out / "open-question.csv", out / "open-question-h20.csv", out / "open-question.json"]
-    write_csv(tables[0], cells)
-    write_csv(tables[1], h20)
-    facts = {key: value for key, value in result.items() if key not in ("cells", "sensitivity")}
-    tables[2].write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
-    return [*drawn, *tables]
+    tables = {
+        out / "open-question.csv": cells,
+        out / "open-question-settled.csv": result["settled"],
+        out / "open-question-h20.csv": h20,
+    }
+    for path, rows in tables.items():
+        write_csv(path, rows)
+    facts = {key: value for key, value in result.items() if key not in ("cells", "settled", "sensitivity")}
+    made = out / "open-question.json"
+    made.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+    return [*drawn, *tables, made]
 
 
 SOLVED: Final[dict[str, Callable[[Path, Format], list[Path]]]] = {"table6": make_table_6, "figure5": make_figure_5}

@@ -1,6 +1,6 @@
 """The open question's figures, drawn from the rows of `testbed.openquestion.study`.
 
-A hollow marker is a cell that is not steady: its queues grew all through the hour, or may have.
+A hollow marker is a cell that is not sure to be stable: its queues grew all through the hour, or may have.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _line(axes: Any, rows: Rows, x: str, y: str, color: str, style: str, label: 
     xs, ys = [row[x] for row in rows], [row[y] for row in rows]
     half = [0.0 if row.get(f"{y}_low") is None else row[y] - row[f"{y}_low"] for row in rows]
     axes.errorbar(xs, ys, half, color=color, linestyle=style, linewidth=1.3, capsize=2, label=label)
-    for steady, fill in ((True, color), (False, "white")):
-        of = [i for i, row in enumerate(rows) if (row.get("stability", "steady") == "steady") == steady]
+    for stable, fill in ((True, color), (False, "white")):
+        of = [i for i, row in enumerate(rows) if (row.get("stability", "stable") == "stable") == stable]
         xs_of, ys_of = [xs[i] for i in of], [ys[i] for i in of]
         axes.plot(xs_of, ys_of, "o", color=color, markersize=4, markerfacecolor=fill)
 
@@ -107,7 +107,7 @@ def _label(grid: Any, x: str, y: str) -> None:
 
 
 def _title(rows: Rows, what: str) -> str:
-    return f"{what}; {rows[0]['replications']} replications from empty, 95 % intervals; hollow: queues not steady"
+    return f"{what}; {rows[0]['replications']} replications from empty, 95 % intervals; hollow: queues may grow"
 
 
 def _values(rows: Rows, key: str) -> list[Any]:

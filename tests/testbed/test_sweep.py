@@ -257,7 +257,7 @@ class TestOpenQuestion:
         ("growth", "said"),
         [
             ((0.02, 0.03), "unstable"),
-            ((-0.01, GROWING), "steady"),
+            ((-0.01, GROWING), "stable"),
             ((0.0, 0.02), "undecided"),
             ((None, None), "undecided"),
         ],
@@ -326,9 +326,10 @@ class TestCommands:
     def test_open_question(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(openquestion, "LOADS", (0.6,))
+        monkeypatch.setattr(openquestion, "LOADS", (0.9,))
         monkeypatch.setattr(openquestion, "LINKS_BPS", (100e9, 12e9))
         monkeypatch.setattr(openquestion, "SCALES", (1.0, 1.2))
+        monkeypatch.setattr(openquestion, "SETTLED_HOURS", 2)
         arguments = ["figure", "open-question", "--out", str(tmp_path), "--replications", "2", "--duration-s", "60"]
         code, out, _ = command([*arguments, "--jobs", "1", "--json"], capsys)
         files = [Path(name) for name in json.loads(out)["files"]]
@@ -339,8 +340,10 @@ class TestCommands:
         with (tmp_path / "open-question.csv").open() as file:
             cells = list(csv.DictReader(file))
         assert len(cells) == 2 * 2 * 2 + 2
-        assert {cell["stability"] for cell in cells} <= {"steady", "unstable", "undecided"}
+        assert {cell["stability"] for cell in cells} <= {"stable", "unstable", "undecided"}
         with (tmp_path / "open-question-h20.csv").open() as file:
+            assert len(list(csv.DictReader(file))) == 2 * 3
+        with (tmp_path / "open-question-settled.csv").open() as file:
             assert len(list(csv.DictReader(file))) == 2 * 3
 
     def test_a_figure_there_is_none_of(self, capsys: pytest.CaptureFixture[str]) -> None:
