@@ -93,7 +93,7 @@ def prfaas() -> Iterator[Command]:
             down = command("down")
             left = command("doctor", "--leftovers")
         assert down.returncode == 0, down.stderr
-        assert left.returncode == 0, left.stdout
+        assert folder not in left.stdout  # another testbed of this user may be up, and is none of ours
         assert host_network() == before
 
 
