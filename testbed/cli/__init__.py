@@ -8,6 +8,7 @@ Read first: the table below (which command is where), then `clocks.py`; `options
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -26,6 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+ROOM = "make room there, or name another place: --out for results, PRFAAS_STATE for the testbed, TMPDIR for a load"
 
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Clocks": (clocks.plan, clocks.run, clocks.simulate),
@@ -64,9 +68,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.close()
         code = 141
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
-        code = 70
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            say(f"error: {error.filename2 or error.filename or 'a file'}: cannot be written ({error.strerror}); {ROOM}")
+            code = 2
+        else:
+            what = f"{type(error).__name__}: {error}"
+            say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
+            code = 70
     sys.exit(code)
 
 

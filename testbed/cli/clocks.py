@@ -29,7 +29,7 @@ from testbed.cli.options import (
     WarmupOption,
     WorkersOption,
 )
-from testbed.cli.shared import load_overrides, new_folder, print_json, report, run_wire, say, write_trace
+from testbed.cli.shared import load_overrides, new_folder, print_json, prints_aside, report, run_wire, say, write_trace
 
 
 def plan(
@@ -134,7 +134,9 @@ def simulate(
         raise typer.BadParameter(f"{requests!r}: use none, csv or parquet", param_hint="--requests")
     sys.path.insert(0, str(Path.cwd()))
     load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
-    result = run_virtual(load(scenario, [*(sets or ()), *load_sets]), deployment=deployment, policy=policy, seed=seed)
+    chosen = load(scenario, [*(sets or ()), *load_sets])
+    with prints_aside():
+        result = run_virtual(chosen, deployment=deployment, policy=policy, seed=seed)
     folder = None
     if out is not None or requests != "none":
         folder = new_folder(out, result.scenario)

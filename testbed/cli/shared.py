@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -30,7 +30,8 @@ def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
 
     sys.path.insert(0, str(Path.cwd()))
     deployment = scenario.deployments[0]
-    load_policy(deployment.policy.name)
+    with prints_aside():
+        load_policy(deployment.policy.name)
     lengths_of_workload(scenario.workload, max_input_tokens(scenario, deployment))  # a trace that can be read
     state = StateDir(create=True)
     started = time.monotonic()
@@ -136,7 +137,7 @@ def offer_load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: s
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def point_runner(folder: Path, jobs: int | None, ray: str | None) -> Iterator[Runner]:
     """What a study runs its points with; interrupted, it says how to go on."""
     from testbed.points import Runner
@@ -150,10 +151,14 @@ def point_runner(folder: Path, jobs: int | None, ray: str | None) -> Iterator[Ru
 
 
 def new_folder(out: Path | None, scenario: Scenario) -> Path:
-    """Where results go; never a folder that holds something."""
+    """Where results go, made now, so that a load is not in vain; never a folder that holds something."""
     folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise typer.BadParameter(f"--out {folder}: is there already; name another, nothing is overwritten")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"--out {folder}: cannot be made ({error.strerror}); name another") from None
     return folder
 
 
@@ -195,6 +200,11 @@ def print_json(value: Any) -> None:
     import orjson
 
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
+
+
+def prints_aside() -> contextlib.redirect_stdout[TextIO]:
+    """Standard output is for results: what a policy prints goes to standard error."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def say(text: str) -> None:

@@ -22,7 +22,7 @@ from testbed.cli.options import (
     SeedOption,
     SetOption,
 )
-from testbed.cli.shared import load_overrides, point_runner, print_json, run_wire, say
+from testbed.cli.shared import load_overrides, point_runner, print_json, prints_aside, run_wire, say
 
 
 def sweep(
@@ -140,7 +140,8 @@ def fidelity(
 
     sets = [*(sets or ()), *load_overrides(None, None, None, None, None, load_fraction)]
     chosen = load(scenario, sets).only(deployment, policy)
-    virtual = run_virtual(chosen)
+    with prints_aside():
+        virtual = run_virtual(chosen)
     outcome = run_wire(chosen, port, out, 1, keep=False)
     comparison = compare(virtual.summary, outcome.summary)
     save(outcome.folder, comparison)

@@ -6,6 +6,7 @@ Nothing here starts a testbed; the state directory is the test's own and empty.
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import subprocess
@@ -280,6 +281,37 @@ class TestSimulate:
         ended = prfaas("simulate", "toy", "--duration-s", "50", "--out", "here")
         assert ended.code == 2
         assert "here" in ended.err
+
+
+@pytest.mark.parametrize("place", ["/dev/full/results", "/proc/results"])
+def test_a_place_that_takes_no_results_is_said_without_a_traceback(prfaas: Any, place: str) -> None:
+    ended = prfaas("simulate", "toy", "--duration-s", "50", "--out", place)
+    assert ended.code == 2
+    assert f"{place}: cannot be made" in ended.err
+    assert "defect" not in ended.err
+
+
+def test_a_full_disk_is_no_defect(prfaas: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "here/summary.json")
+
+    monkeypatch.setattr("testbed.simulate.write", full)
+    ended = prfaas("simulate", "toy", "--duration-s", "50", "--out", "here")
+    assert ended.code == 2
+    assert "here/summary.json: cannot be written (No space left on device); make room there" in ended.err
+
+
+def test_a_policy_that_prints_does_not_spoil_the_json(prfaas: Any, tmp_path: Path) -> None:
+    text = """
+from testbed.scheduler.baselines import Homogeneous
+print("read")
+class Talks(Homogeneous):
+    def start(self, setup): print("started")
+"""
+    (tmp_path / "talking_policy.py").write_text(text)
+    ended = prfaas("simulate", "toy", "--duration-s", "50", "--policy", "talking_policy:Talks", "--json")
+    assert json.loads(ended.out)["policy"] == "talking_policy:Talks"
+    assert "started" in ended.err
 
 
 def test_a_policy_that_fails_is_shown_with_what_it_raised(prfaas: Any, tmp_path: Path) -> None:
