@@ -77,7 +77,7 @@ def _programs() -> list[Check]:
     for program, package in OTHER_PROGRAMS.items():
         where = shutil.which(program, path=path)
         remedy = "" if where else f"install {package}"
-        use = "a delay line on kernels without netem, once links have delay" if program == "iptables" else "looking at the link by hand"
+        use = "links with delay, which are not built yet" if program == "iptables" else "looking at the link by hand"
         found.append(Check(program, "ok" if where else "warn", where or f"not found; it is for {use}", remedy))
     return found
 

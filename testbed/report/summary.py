@@ -23,6 +23,9 @@ EXIT_CODES: Final = {"valid": PASS, "failed": FAILED, "invalid": INVALID}
 TPOT_TOLERANCE: Final = 0.01
 """In the paper's scenario an emulated decode step *is* the SLO's: met within this tolerance of the stamps."""
 
+POLICY_FAILURES: Final = 0.01
+"""A run in which the policy failed on this share of the requests says nothing about the policy."""
+
 Stats = dict[str, float | None]
 
 
@@ -132,6 +135,7 @@ def summarise(
         failed=failed,
         by_error=by_error,
         broken=broken,
+        policy_failures=sum(totals["policy_errors"].values()),
     )
     ttft = of("ttft_s")
     summary: dict[str, Any] = {
@@ -233,6 +237,7 @@ def _verdict(
     failed: int,
     by_error: dict[str, int],
     broken: Sequence[str],
+    policy_failures: int,
 ) -> dict[str, Any]:
     invalid = meter.problems()
     if link.direct_packets:
@@ -242,6 +247,8 @@ def _verdict(
     if seen != scheduled:
         invalid.append(f"{scheduled} requests were scheduled, but there are rows for {seen}")
     failures = list(broken)
+    if policy_failures >= POLICY_FAILURES * max(1, seen):
+        failures.append(f"the policy failed on {policy_failures} of {seen} requests: a fallback decided these")
     if failed:
         kinds = ", ".join(f"{kind} {count}" for kind, count in by_error.items())
         failures.append(f"{failed} of {scheduled} requests did not complete: {kinds}")
