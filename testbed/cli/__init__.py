@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -46,6 +47,8 @@ app.add_typer(parts.trace_app, name="trace", rich_help_panel="Parts")
 def main(arguments: list[str] | None = None) -> None:
     """Entry of the `prfaas` script. A user's error is one message on standard error and exit code 2."""
     code = 0
+    sys.unraisablehook = _half_made
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup stays nohup
@@ -76,6 +79,12 @@ def main(arguments: list[str] | None = None) -> None:
             say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
             code = 70
     sys.exit(code)
+
+
+def _half_made(unraisable: Any) -> None:
+    """An event loop that Ctrl-C caught while it was being made complains as it is thrown away: nobody's business."""
+    if getattr(unraisable.object, "__qualname__", "") != "BaseEventLoop.__del__":
+        sys.__unraisablehook__(unraisable)
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

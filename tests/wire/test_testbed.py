@@ -109,6 +109,12 @@ def test_another_testbed_is_refused_with_the_remedy_and_leaves_the_first(prfaas:
     assert prfaas.json("status")["up"]
 
 
+def _as_from_a_terminal() -> None:
+    """Whoever runs the tests may ignore these signals (nohup does), and a child would inherit that."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_ended_takes_its_testbed_down(prfaas: Command, tmp_path: Path, number: signal.Signals) -> None:
     with tempfile.TemporaryDirectory(prefix="prf") as state, socket.socket() as free:
@@ -117,7 +123,9 @@ def test_a_run_that_is_ended_takes_its_testbed_down(prfaas: Command, tmp_path: P
         free.close()
         own = {**prfaas.environment, "PRFAAS_STATE": state}
         words = [sys.executable, "-m", "testbed.cli", "run", "toy", "--port", str(port)]
-        with subprocess.Popen(words, env=own, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+        with subprocess.Popen(
+            words, env=own, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=_as_from_a_terminal
+        ) as run:
             assert run.stderr is not None
             assert any(line.startswith("up after") for line in run.stderr)
             run.send_signal(number)
