@@ -143,6 +143,8 @@ def run_load(
     with tempfile.TemporaryDirectory(prefix="prfaas-load-") as folder:
         work = Path(folder)
         save(trace, work / "trace.jsonl")
+        # In a fresh installation Locust's first import takes seconds longer than its later ones: not after t = 0.
+        subprocess.run([sys.executable, "-m", "locust", "--version"], capture_output=True, check=True)
         before = client.agent(testbed.state).get("/counters")
         load = testbed.call("POST", "/prfaas/loads", body)
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
