@@ -162,6 +162,7 @@ def sweep(
             search.points[rate] = figures
     return {
         "scenario": scenario.name,
+        "arrivals": _arrivals(scenario),
         "link_bps": scenario.link.rate_bps,
         "slo": {"ttft_p90_s": scenario.slo.ttft_p90_s, "tpot_s": scenario.slo.tpot_s},
         "growing_above": GROWING,
@@ -174,6 +175,11 @@ def sweep(
             for one in scenario.deployments
         ],
     }
+
+
+def _arrivals(scenario: Scenario) -> str:
+    arrivals = scenario.workload.arrivals
+    return f"{arrivals.kind} CV {arrivals.cv:g}" if arrivals.kind == "gamma" else arrivals.kind
 
 
 def save(result: dict[str, Any], folder: Path) -> None:

@@ -26,7 +26,7 @@ def plot_sweep(result: dict[str, Any], path: str | Path) -> None:
     row[0].set_ylabel("TTFT, s")
     row[0].legend(frameon=False, fontsize=8, loc="upper left")
     figure.suptitle(
-        f"{result['scenario']}, link {gbps(result['link_bps'])}: TTFT against load, closed form and virtual time "
+        f"{result['scenario']}, {result['arrivals']} arrivals, link {gbps(result['link_bps'])}: TTFT against load, "
         f"({result['point_requests']:,} requests a point, {len(result['seeds'])} seed(s))",
         fontsize=10,
     )
