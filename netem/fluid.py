@@ -176,15 +176,6 @@ class FluidLink:
             due_s = self._landings[0][0]
         return None if due_s == _INFINITY else due_s
 
-    def waiting_bytes(self, now_s: float, sender: str) -> float:
-        """Bytes of a sender that exist and are not sent."""
-        total = 0.0
-        for (node, _), pair in self._active.items():
-            if node == sender:
-                elapsed_s = now_s - pair.at_s
-                total += max(0.0, pair.produced - pair.sent + (pair.source - pair.rate) * elapsed_s)
-        return total
-
     def delivered_bytes(self, now_s: float) -> float:
         """Payload sent by `now_s`, cumulative. At the end of all transfers it is produced_bytes."""
         for pair in self._active.values():
