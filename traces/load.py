@@ -15,11 +15,11 @@ from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 
-from traces import azure, mooncake, prfaas, table
+from traces import azure, burstgpt, mooncake, prfaas, qwen_bailian, table
 from traces.request import Request, TraceError
 from traces.rows import JsonLines, Rows, Table
 
-FORMATS = ("mooncake", "azure", "table", "prfaas")
+FORMATS = ("mooncake", "azure", "burstgpt", "qwen_bailian", "table", "prfaas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Trace:
 
 
 def load(path: str | Path, map: Mapping[str, str] | None = None, *, check_units: bool = True) -> Trace:
-    """Read a trace file. A Mooncake, Azure or generic file starts at arrival_s = 0; our own keeps its arrivals.
+    """Read a trace file. Our own format keeps its arrivals, every other starts at arrival_s = 0.
 
     map: for a CSV that is no known trace, our names to its columns, see ``traces.table.read``.
     check_units: refuse stamps whose unit nobody can have meant (ms taken for s); off only when a person knows better.
@@ -112,6 +112,10 @@ def _plain(stored: bytes, source: str) -> bytes:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise TraceError(f"{source}: UTF-16 text; convert it to UTF-8")
     data = data.removeprefix(b"\xef\xbb\xbf")
+    if data.startswith(b"version https://git-lfs."):
+        raise TraceError(
+            f"{source}: a Git LFS pointer, not the file it points to; fetch that, such as with git lfs pull"
+        )
     if not data.strip():
         raise TraceError(f"{source}: empty; give a file with at least one request")
     return data
@@ -135,6 +139,8 @@ def _read(data: bytes, source: str, map: Mapping[str, str] | None, check_units: 
         return "table", table.read(cells, map, check_units)
     if not set(azure.COLUMNS[1:]).isdisjoint(cells.columns):
         return "azure", azure.read(cells)
+    if not set(burstgpt.COLUMNS[1:]).isdisjoint(cells.columns):
+        return "burstgpt", burstgpt.read(cells, check_units)
     own = table.own_map(cells.columns)
     if own is None:
         raise TraceError(
@@ -147,18 +153,15 @@ def _read(data: bytes, source: str, map: Mapping[str, str] | None, check_units: 
 def _read_json(data: bytes, source: str, check_units: bool) -> tuple[str, Rows]:
     file = JsonLines.parse(data, source)
     first = file.records[0]
-    if "chat_id" in first:
-        raise TraceError(
-            f"{source}: a Qwen-Bailian trace (16-token blocks, seconds), which is not read; "
-            "convert it to our own fields"
-        )
+    if not set(qwen_bailian.OWN).isdisjoint(first):
+        return "qwen_bailian", qwen_bailian.read(file, check_units)
     if not set(prfaas.FIELDS).isdisjoint(first):
         return "prfaas", prfaas.read(file, check_units)
     if not set(mooncake.FIELDS).isdisjoint(first):
         return "mooncake", mooncake.read(file, check_units)
     raise TraceError(
         f"{source}: fields {_listed(first)} are no known trace; Mooncake has {', '.join(mooncake.FIELDS)}, "
-        f"ours {', '.join(prfaas.FIELDS)}"
+        f"Qwen-Bailian {' and '.join(qwen_bailian.OWN)} as well, ours {', '.join(prfaas.FIELDS)}"
     )
 
 

@@ -6,13 +6,14 @@ github.com/kvcache-ai/Mooncake.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+import orjson
 
+from traces.blocks import check_count, check_row, regrouped, unchained
 from traces.request import Request, TraceError
-from traces.rows import JsonLines, Rows, check_not_negative, check_not_too_fine, shown
+from traces.rows import JsonLines, Rows, check_not_negative, check_not_too_fine
 
 BLOCK_TOKENS = 512
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -26,7 +27,9 @@ def read(file: JsonLines, check_units: bool = True) -> Rows:
     512), or (with check_units) a rate that shows that the stamps are seconds.
     """
     for number, record in zip(file.lines, file.records, strict=True):
-        _check(record, f"{file.source}, line {number}")
+        where = f"{file.source}, line {number}"
+        check_row(record, where, trace="Mooncake", fields=FIELDS, unit="milliseconds", least=1)
+        check_count(record, where, BLOCK_TOKENS)
     stamps = np.array([record["timestamp"] for record in file.records], dtype=np.float64)
     check_not_negative(stamps, file.lines, "timestamp", file.source)
     if check_units:
@@ -38,44 +41,35 @@ def read(file: JsonLines, check_units: bool = True) -> Rows:
         Request(arrival_s, record["input_length"], record["output_length"], tuple(record["hash_ids"]), BLOCK_TOKENS)
         for arrival_s, record in zip(arrivals, file.records, strict=True)
     ]
-    return Rows(requests, len(requests), notes=_unchained(requests))
+    wrong, ids = unchained(requests)
+    notes = [
+        f"{wrong} of {ids} block ids follow more than one prefix: not prefix-chained, so hits are over-counted"
+    ] * bool(wrong)
+    return Rows(requests, len(requests), notes=notes)
 
 
-def _check(record: dict[str, Any], where: str) -> None:
-    for name in FIELDS:
-        if name not in record:
-            raise TraceError(f"{where}: no field {name!r}; a Mooncake row has {', '.join(FIELDS)}")
-    stamp, hashes = record["timestamp"], record["hash_ids"]
-    if type(stamp) not in (int, float) or not math.isfinite(stamp):
-        raise TraceError(f"{where}: timestamp = {stamp!r}: must be a number of milliseconds; correct or remove the row")
-    for name in ("input_length", "output_length"):
-        if type(record[name]) is not int or record[name] < 1:
-            raise TraceError(
-                f"{where}: {name} = {record[name]!r}: must be a whole number of tokens >= 1; correct or remove the row"
-            )
-    if not isinstance(hashes, list) or any(type(block) is not int for block in hashes):
-        raise TraceError(f"{where}: hash_ids = {shown(repr(hashes))}: must be a list of whole numbers")
-    blocks = -(-record["input_length"] // BLOCK_TOKENS)
-    if len(hashes) != blocks:
-        raise TraceError(
-            f"{where}: {len(hashes)} hash_ids for input_length = {record['input_length']}: must be {blocks}, one a "
-            f"block of {BLOCK_TOKENS} tokens; the file has other blocks, or the row is damaged"
-        )
+def to_rows(requests: Iterable[Request]) -> bytes:
+    """The requests as a Mooncake file: stamps in whole ms, ids of 512-token blocks made of the request's own.
 
-
-def _unchained(requests: list[Request]) -> list[str]:
-    """A note when an id follows two prefixes: ids then name a block's own content, and prefix hits are over-counted."""
-    parent: dict[int, int | None] = {}
-    wrong: set[int] = set()
+    Raises TraceError for a request without block hashes, or whose blocks do not fit into 512 tokens.
+    """
+    lines = []
     for request in requests:
-        before: int | None = None
-        for block in request.block_hashes:
-            if parent.setdefault(block, before) != before:
-                wrong.add(block)
-            before = block
-    if not wrong:
-        return []
-    return [
-        f"{len(wrong)} of {len(parent)} block ids follow more than one prefix: not prefix-chained, so hits are "
-        "over-counted"
-    ]
+        if not request.block_hashes:
+            raise TraceError(
+                "a Mooncake row needs hash_ids, and this trace has a request without block hashes; "
+                "write our own format (.jsonl) or .csv"
+            )
+        if BLOCK_TOKENS % request.block_size:
+            raise TraceError(
+                f"block_size = {request.block_size}: Mooncake blocks have {BLOCK_TOKENS} tokens, and these do not fit "
+                "into them; write our own format (.jsonl)"
+            )
+        row = (
+            round(request.arrival_s * 1000),
+            request.input_tokens,
+            request.output_tokens,
+            regrouped(request, BLOCK_TOKENS),
+        )
+        lines.append(orjson.dumps(dict(zip(FIELDS, row, strict=True)), option=orjson.OPT_APPEND_NEWLINE))
+    return b"".join(lines)

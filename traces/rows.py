@@ -253,10 +253,12 @@ def check_not_negative(stamps: Floats, lines: Sequence[int], field_name: str, so
         )
 
 
-def check_not_too_coarse(stamps: Floats, key: str, field_name: str, source: str, remedy: str) -> None:
+def check_not_too_coarse(
+    stamps: Floats, key: str, field_name: str, source: str, remedy: str, slowest_gap_s: float = SLOWEST_GAP_S
+) -> None:
     """Refuse stamps whose unit is probably finer than ``key`` says (ms taken for s).
 
-    A number carries no unit, so this judges the rate that the unit would mean: a mean gap of SLOWEST_GAP_S or more, or
+    A number carries no unit, so this judges the rate that the unit would mean: a mean gap of slowest_gap_s or more, or
     a stamp past the year 5138, raises TraceError. stamps: in the unit of ``key`` (a key of UNIT_S), in any order.
     """
     latest = float(stamps.max())
@@ -264,7 +266,7 @@ def check_not_too_coarse(stamps: Floats, key: str, field_name: str, source: str,
     if latest * UNIT_S[key] > LATEST_EPOCH_S:
         raise TraceError(f"{source}: {field_name} = {latest:.0f} read as {key} is past the year 5138; {remedy}")
     gap_s = _mean_gap_s(stamps, key)
-    if gap_s >= SLOWEST_GAP_S:
+    if gap_s >= slowest_gap_s:
         raise TraceError(
             f"{source}: {field_name} read as {key} means one request every {gap_s:.4g} s, "
             f"{gap_s * (len(stamps) - 1):.6g} s in all: too slow to be meant; {remedy}"

@@ -16,6 +16,8 @@ AZURE = REAL / "azure-llm-2023" / "AzureLLMInferenceTrace_conv.csv"
 
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE_ROWS = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+BURST_ROWS = "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n"
 TABLE_MAP = {"arrival_s": "Time", "input_tokens": "In", "output_tokens": "Out"}
 
 
@@ -34,6 +36,22 @@ def mooncake_row(
         "output_length": output,
         "hash_ids": list(ids) if isinstance(ids, tuple) else ids,
     }
+
+
+def qwen_row(
+    chat_id: object = 0, timestamp: object = 0.0, tokens: object = 20, ids: object = (1, 2), **changed: object
+) -> dict[str, object]:
+    """One row in Qwen-Bailian's format; 20 tokens are two blocks."""
+    return {
+        "chat_id": chat_id,
+        "parent_chat_id": -1,
+        "timestamp": timestamp,
+        "input_length": tokens,
+        "output_length": 10,
+        "type": "text",
+        "turn": 1,
+        "hash_ids": list(ids) if isinstance(ids, tuple) else ids,
+    } | changed
 
 
 def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.traces.files import AZURE_HEADER, AZURE_ROWS, TABLE_MAP, mooncake_row, table, write, write_lines
+from tests.traces.files import (
+    AZURE_HEADER,
+    AZURE_ROWS,
+    BURST_HEADER,
+    BURST_ROWS,
+    TABLE_MAP,
+    mooncake_row,
+    qwen_row,
+    table,
+    write,
+    write_lines,
+)
 from traces.load import Trace, load, save
 from traces.request import Request, TraceError
 
@@ -66,28 +77,24 @@ def test_columns_with_our_names_need_no_map(tmp_path: Path) -> None:
     assert trace.requests == [Request(0.0, 5, 6), Request(0.25, 7, 8)]
 
 
-def test_a_burstgpt_file_is_read_by_column_name_and_its_failed_requests_are_dropped(tmp_path: Path) -> None:
-    rows = "5,ChatGPT,472,18,490,API\n45,ChatGPT,1087,0,1087,API\n46,GPT-4,0,0,0,API\n47,GPT-4,10,9,19,API\n"
-    path = write(tmp_path / "t", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + rows)
-    columns = {"arrival_s": "Timestamp", "input_tokens": "Request tokens", "output_tokens": "Response tokens"}
-    trace = load(path, columns)
-    assert trace.requests == [Request(0.0, 472, 18), Request(42.0, 10, 9)]
-    assert trace.dropped == {"Request tokens is 0": 1, "Response tokens is 0": 1}
-    assert trace.rows_read == 4
-
-
 @pytest.mark.parametrize("name", ["trace.csv", "trace.jsonl", "trace"])
 def test_the_name_of_the_file_does_not_matter(tmp_path: Path, name: str) -> None:
     assert load(write_lines(tmp_path / name, [mooncake_row()])).format == "mooncake"
     assert load(write(tmp_path / name, AZURE_HEADER + AZURE_ROWS)).format == "azure"
+    assert load(write(tmp_path / name, BURST_HEADER + BURST_ROWS)).format == "burstgpt"
+    assert load(write_lines(tmp_path / name, [qwen_row()])).format == "qwen_bailian"
 
 
-@pytest.mark.parametrize("text", ["azure", "mooncake"])
+@pytest.mark.parametrize("text", ["azure", "mooncake", "burstgpt", "qwen_bailian"])
 @pytest.mark.parametrize("dress", ["gzip", "crlf", "bom", "no last newline", "blank lines at the end", "all of them"])
 def test_odd_but_readable_files_give_the_same_requests(tmp_path: Path, text: str, dress: str) -> None:
-    path = write_lines(tmp_path / "plain", [mooncake_row(0), mooncake_row(20)])
-    if text == "azure":
-        write(path, AZURE_HEADER + AZURE_ROWS)
+    path = tmp_path / "plain"
+    if text == "mooncake":
+        write_lines(path, [mooncake_row(0), mooncake_row(20)])
+    elif text == "qwen_bailian":
+        write_lines(path, [qwen_row(0), qwen_row(1, 0.5)])
+    else:
+        write(path, AZURE_HEADER + AZURE_ROWS if text == "azure" else BURST_HEADER + BURST_ROWS)
     data = path.read_bytes()
     if dress in ("no last newline", "all of them"):
         data = data.rstrip(b"\n")
@@ -101,7 +108,7 @@ def test_odd_but_readable_files_give_the_same_requests(tmp_path: Path, text: str
         data = gzip.compress(data)
     odd = load(write(tmp_path / "odd", data))
     assert odd.requests == load(path).requests
-    assert odd.rows_read == 2
+    assert (odd.format, odd.rows_read) == (text, 2)
 
 
 def test_the_sha256_is_that_of_the_stored_file(tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def test_a_format_nobody_knows(tmp_path: Path) -> None:
     refuses(write(tmp_path / "t", "when,how\n1,2\n"), "'when', 'how'", "give a map")
     refuses(write(tmp_path / "t", '{"when": 1}\n'), "'when'", "no known trace")
     refuses(write(tmp_path / "t", "[{}]"), "JSON lines")
-    refuses(write(tmp_path / "t", '{"chat_id": 1, "timestamp": 0.5, "input_length": 3}\n'), "Qwen-Bailian")
+
+
+def test_a_git_lfs_pointer(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+    refuses(write(tmp_path / "t", pointer), "Git LFS pointer")
 
 
 # --- missing columns ------------------------------------------------------------------------------------------------
