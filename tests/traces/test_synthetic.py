@@ -14,10 +14,22 @@ from hypothesis import strategies as st
 
 from traces.info import describe
 from traces.request import TraceError
+from traces.sessions import Sessions
 from traces.synthetic import DiscreteLengths, LogNormalLengths, Synthetic
 
 PAPER = Synthetic(rate_rps=3.24, duration_s=600)
 TOY = DiscreteLengths((1024, 32768), (1, 1))
+
+
+SWITCHED = ((0.5, 20.0), (4.0, 5.0))
+NEEDED: dict[str, dict[str, Any]] = {
+    "poisson": {},
+    "gamma": {"cv": 1.5},
+    "uniform": {},
+    "mmpp": {"states": SWITCHED},
+    "diurnal": {"period_s": 60.0, "amplitude": 0.5},
+}
+"""What each kind of arrivals needs besides."""
 
 
 def middles(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -62,15 +74,21 @@ def test_arrivals_have_their_rate_and_their_burstiness(arrivals: Any, cv: float)
     assert figures["dispersion"]["60s"] == pytest.approx(cv**2, rel=0.35, abs=0.1)
 
 
+def test_an_identity_is_the_same_in_every_version() -> None:
+    """Results are compared by it: a new kind of workload changes none of those that there were."""
+    assert PAPER.identity() == "1f3636ab1bf64ade040fb4e37a155cf884d733cf4a8792db7155adb0c180ef6e"
+    bursty = Synthetic(10, 2000, TOY, (1, 5), "gamma", 2.0, 7)
+    assert bursty.identity() == "fc905f080610083237742219986178c77b2b2db8f2999052e72aee72d940326c"
+
+
 def test_uniform_arrivals_are_evenly_spaced_from_zero() -> None:
     assert [r.arrival_s for r in Synthetic(2, 2, TOY, arrivals="uniform").generate().requests] == [0, 0.5, 1, 1.5]
 
 
 @settings(deadline=None)
-@given(st.floats(5, 50), st.floats(5, 20), st.integers(0, 2**31), st.sampled_from(["poisson", "gamma", "uniform"]))
+@given(st.floats(5, 50), st.floats(5, 20), st.integers(0, 2**31), st.sampled_from(sorted(NEEDED)))
 def test_arrivals_lie_in_the_duration_and_are_sorted(rate: float, duration: float, seed: int, arrivals: Any) -> None:
-    spec = Synthetic(rate, duration, TOY, (3, 5), arrivals, 1.5 if arrivals == "gamma" else None, seed)
-    trace = spec.generate()
+    trace = Synthetic(rate, duration, TOY, (3, 5), arrivals, seed=seed, **NEEDED[arrivals]).generate()
     times = [request.arrival_s for request in trace.requests]
     assert times == sorted(times)
     assert all(0 <= time < duration for time in times)
@@ -112,6 +130,9 @@ def test_the_identity_is_that_of_the_parameters() -> None:
         {"output_tokens": (1, 1024)},
         {"arrivals": "uniform"},
         {"arrivals": "gamma", "cv": 1.0},
+        {"arrivals": "mmpp", "states": SWITCHED},
+        {"arrivals": "diurnal", "period_s": 60, "amplitude": 0.5},
+        {"sessions": Sessions(2, 10), "lengths": TOY},
         {"seed": 1},
         {"lengths": LogNormalLengths(mu=9.91)},
         {"lengths": LogNormalLengths(high_tokens=131071)},
@@ -120,6 +141,36 @@ def test_the_identity_is_that_of_the_parameters() -> None:
 )
 def test_every_parameter_enters_the_identity(change: dict[str, Any]) -> None:
     assert replace(PAPER, **change).identity() != PAPER.identity()
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ({"arrivals": "mmpp", "states": SWITCHED}, {"arrivals": "mmpp", "states": ((0.5, 20.0), (4.0, 6.0))}),
+        ({"arrivals": "mmpp", "states": SWITCHED}, {"arrivals": "mmpp", "states": ((0.6, 20.0), (4.0, 5.0))}),
+        (
+            {"arrivals": "diurnal", "period_s": 60, "amplitude": 0.5},
+            {"arrivals": "diurnal", "period_s": 61, "amplitude": 0.5},
+        ),
+        (
+            {"arrivals": "diurnal", "period_s": 60, "amplitude": 0.5},
+            {"arrivals": "diurnal", "period_s": 60, "amplitude": 0.6},
+        ),
+        *(
+            ({"sessions": Sessions(2, 10), "lengths": TOY}, {"sessions": Sessions(**shape), "lengths": TOY})
+            for shape in (
+                {"turns_mean": 3, "think_s": 10},
+                {"turns_mean": 2, "think_s": 11},
+                {"turns_mean": 2, "think_s": 10, "turns_max": 9},
+                {"turns_mean": 2, "think_s": 10, "system_tokens": 9},
+                {"turns_mean": 2, "think_s": 10, "max_input_tokens": 50_000},
+                {"turns_mean": 2, "think_s": 10, "block_size": 16},
+            )
+        ),
+    ],
+)
+def test_every_parameter_of_a_kind_enters_the_identity(first: dict[str, Any], other: dict[str, Any]) -> None:
+    assert replace(PAPER, **first).identity() != replace(PAPER, **other).identity()
 
 
 @pytest.mark.parametrize(
@@ -133,6 +184,22 @@ def test_every_parameter_enters_the_identity(change: dict[str, Any]) -> None:
         ({"arrivals": "gamma"}, "cv = None"),
         ({"arrivals": "gamma", "cv": 0.0}, "for 0 use uniform"),
         ({"cv": 2.0}, "cv = 2.0 with poisson"),
+        ({"arrivals": "mmpp"}, "states = []: mmpp arrivals need at least two"),
+        ({"arrivals": "mmpp", "states": ((1, 9),)}, "for one use poisson"),
+        ({"arrivals": "mmpp", "states": ((1, 9), (-1, 9))}, "state (-1, 9): the rate multiplier must be 0 or more"),
+        ({"arrivals": "mmpp", "states": ((1, 9), (2, 0))}, "state (2, 0)"),
+        ({"arrivals": "mmpp", "states": ((1, 9), (float("nan"), 9))}, "state (nan, 9)"),
+        ({"arrivals": "mmpp", "states": ((0, 9), (0, 9))}, "every state of the mmpp has rate multiplier 0"),
+        ({"arrivals": "mmpp", "states": ((1, 1e-7), (0, 1e-7))}, "switch more than 20,000,000 times"),
+        ({"states": SWITCHED}, "with poisson arrivals: leave it out, or use mmpp"),
+        ({"arrivals": "diurnal", "amplitude": 0.5}, "period_s = None: diurnal arrivals need"),
+        ({"arrivals": "diurnal", "period_s": 0, "amplitude": 0.5}, "period_s = 0"),
+        ({"arrivals": "diurnal", "period_s": 60}, "amplitude = None: diurnal arrivals need"),
+        ({"arrivals": "diurnal", "period_s": 60, "amplitude": 1.5}, "amplitude = 1.5"),
+        ({"arrivals": "diurnal", "period_s": 60, "amplitude": float("nan")}, "amplitude = nan"),
+        ({"amplitude": 0.0}, "amplitude = 0.0 with poisson arrivals: leave it out, or use diurnal"),
+        ({"sessions": Sessions(2, 10, system_tokens=1)}, "system_tokens = 1 and up to 131072 user tokens a turn"),
+        ({"sessions": Sessions(2, 1e7), "lengths": TOY}, "s of conversations before it) is more than 20,000,000"),
         ({"output_tokens": 0}, "output_tokens = 0"),
         ({"output_tokens": (5, 4)}, "low <= high"),
         ({"seed": -1}, "seed = -1"),
