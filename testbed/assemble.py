@@ -19,10 +19,14 @@ from testbed.scenario import Deployment, LogNormal, Scenario, ScenarioError, Wor
 from testbed.scheduler.api import Role, Setup, Site
 from testbed.scheduler.model import LengthDistribution, ModelError, unloaded_ttft_s
 from traces.load import Trace, load
+from traces.sessions import Sessions
 from traces.synthetic import DiscreteLengths, LogNormalLengths, Synthetic
 from traces.tools import rate_rps, slice_time, take_load, with_arrivals
 
 KINDS: dict[str, plan.Kind] = {"prfaas": "prfaas", "static": "static", "naive": "naive", "homogeneous": "homogeneous"}
+
+SESSIONS_SAMPLE = 20_000
+"""Turns whose prompts stand for the distribution of a workload of conversations."""
 
 
 def instances(deployment: Deployment) -> list[tuple[str, Site, Role]]:
@@ -92,9 +96,17 @@ def plan_deployment(scenario: Scenario, deployment: Deployment, *, fixed_split: 
 
 
 def lengths_of_workload(workload: Workload, longest_tokens: int) -> LengthDistribution:
-    """The distribution of a workload's input lengths: analytic, or of those rows of its trace up to longest_tokens."""
+    """The distribution of a workload's input lengths: analytic, of a sample of its conversations' turns, or
+    of those rows of its trace up to longest_tokens."""
     if workload.trace is not None:
         return lengths_of(_servable(load(workload.trace), longest_tokens).requests)
+    if workload.sessions is not None:
+        made = _synthetic(workload, rate_rps=1.0, seed=0)
+        assert made.sessions is not None
+        low_high = (workload.output_tokens, workload.output_tokens)
+        return LengthDistribution.of_sample(
+            made.sessions.sample_input_tokens(made.lengths, low_high, SESSIONS_SAMPLE).tolist()
+        )
     lengths = workload.lengths
     if isinstance(lengths, LogNormal):
         return LengthDistribution.log_normal(lengths.mu, lengths.sigma, lengths.min_tokens, lengths.max_tokens)
@@ -157,8 +169,9 @@ def capacity_rps(
 
 
 def workload_lengths(scenario: Scenario, trace: Trace) -> LengthDistribution:
-    """The input lengths a policy is told: the scenario's analytic distribution, or the very rows of its trace."""
-    if scenario.workload.trace is not None:
+    """The input lengths a policy is told: the scenario's analytic distribution, or the very rows of its trace or
+    conversations."""
+    if scenario.workload.trace is not None or scenario.workload.sessions is not None:
         return lengths_of(trace.requests)
     return lengths_of_workload(scenario.workload, max_input_tokens(scenario, scenario.deployments[0]))
 
@@ -212,7 +225,7 @@ def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, f
     workload = scenario.workload
     if workload.trace is None:
         rate = workload.rate_rps or (workload.load_fraction or 0) * capacity_rps(scenario, deployment)
-        return _synthetic(scenario, rate).generate(), rate
+        return _synthetic(workload, rate, scenario.seed).generate(), rate
     if not Path(workload.trace).is_file():
         raise ScenarioError(f"workload.trace = {workload.trace!r}: no such file; give a trace's path")
     trace = _servable(load(workload.trace), max_input_tokens(scenario, deployment))
@@ -252,8 +265,7 @@ def _servable(trace: Trace, longest: int) -> Trace:
     return replace(trace, requests=kept, dropped={**trace.dropped, reason: trace.dropped.get(reason, 0) + left_out})
 
 
-def _synthetic(scenario: Scenario, rate_rps: float) -> Synthetic:
-    workload = scenario.workload
+def _synthetic(workload: Workload, rate_rps: float, seed: int) -> Synthetic:
     given = workload.lengths
     lengths: LogNormalLengths | DiscreteLengths
     if isinstance(given, LogNormal):
@@ -261,13 +273,18 @@ def _synthetic(scenario: Scenario, rate_rps: float) -> Synthetic:
     else:
         lengths = DiscreteLengths(tuple(given.values), tuple(given.weights))
     arrivals = workload.arrivals
-    assert arrivals.kind in ("poisson", "gamma", "uniform")
+    assert arrivals.kind != "as-is"
+    assert arrivals.kind != "spread"
     return Synthetic(
         rate_rps=rate_rps,
         duration_s=workload.duration_s,
         lengths=lengths,
         output_tokens=workload.output_tokens,
         arrivals=arrivals.kind,
-        cv=arrivals.cv if arrivals.kind == "gamma" else None,
-        seed=scenario.seed,
+        cv=arrivals.cv,
+        seed=seed,
+        states=tuple((state.multiplier, state.sojourn_s) for state in arrivals.states),
+        period_s=arrivals.period_s,
+        amplitude=arrivals.amplitude,
+        sessions=None if workload.sessions is None else Sessions(**workload.sessions.model_dump()),
     )

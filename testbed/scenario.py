@@ -166,19 +166,57 @@ class Mix(Part):
         return max(self.values)
 
 
-class Arrivals(Part):
-    """When requests come. Synthetic workloads: poisson, gamma (cv > 0) or uniform. Traces: as-is or spread."""
+class RateState(Part):
+    """A state of mmpp arrivals: its rate, in the ratio of the others', and how long it lasts, in the mean."""
 
-    kind: Literal["poisson", "gamma", "uniform", "as-is", "spread"] = "poisson"
+    multiplier: Annotated[Number, Field(ge=0)]
+    sojourn_s: Positive
+
+
+class Arrivals(Part):
+    """When requests come. Traces: as-is or spread. Synthetic workloads: poisson, uniform, gamma (cv > 0), mmpp (the
+    rate switches among states) or diurnal (it swings as a sine of period_s by amplitude); see traces/arrivals.py."""
+
+    kind: Literal["poisson", "gamma", "uniform", "mmpp", "diurnal", "as-is", "spread"] = "poisson"
     cv: Positive | None = None
+    states: list[RateState] = []
+    period_s: Positive | None = None
+    amplitude: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
-    def _cv_of_gamma(self) -> Arrivals:
-        if self.kind == "gamma" and self.cv is None:
-            raise ValueError("kind gamma needs cv, the coefficient of variation of the gaps, such as 2; 1 is poisson")
-        if self.kind != "gamma" and self.cv is not None:
-            raise ValueError(f"cv = {self.cv:g}: has no meaning for {self.kind} arrivals; leave it out, or use gamma")
+    def _of_its_kind(self) -> Arrivals:
+        for key, kind, what in (
+            ("cv", "gamma", "the coefficient of variation of the gaps, such as 2; 1 is poisson"),
+            ("states", "mmpp", "such as [{multiplier: 1, sojourn_s: 60}, {multiplier: 8, sojourn_s: 5}]"),
+            ("period_s", "diurnal", "the length of a day, such as 86400"),
+            ("amplitude", "diurnal", "the swing's share of the mean rate, from 0 to 1, such as 0.5"),
+        ):
+            value = getattr(self, key)
+            if self.kind == kind and value in (None, []):
+                raise ValueError(f"kind {kind} needs {key}, {what}")
+            if self.kind != kind and value not in (None, []):
+                shown = f"{key} = {value:g}" if isinstance(value, float) else key
+                raise ValueError(f"{shown}: has no meaning for {self.kind} arrivals; leave it out, or use {kind}")
+        if self.kind == "mmpp" and (len(self.states) < 2 or not any(state.multiplier for state in self.states)):
+            raise ValueError(
+                "states: mmpp arrivals need at least two, and one with a multiplier above 0; use poisson for a steady "
+                "rate"
+            )
         return self
+
+
+class Sessions(Part):
+    """Conversations: the requests are their turns, whose prompts grow and share prefixes; see traces/sessions.py.
+
+    `workload.lengths` is then the new user tokens of every turn, and `workload.arrivals` when conversations begin.
+    """
+
+    turns_mean: Annotated[Number, Field(ge=1)]
+    think_s: Positive
+    turns_max: Count = 64
+    system_tokens: Annotated[Whole, Field(ge=0)] = 0
+    max_input_tokens: Count = 131072
+    block_size: Count = 512
 
 
 class Workload(Part):
@@ -188,6 +226,7 @@ class Workload(Part):
     lengths: Annotated[LogNormal | Mix, Field(discriminator="kind")] = LogNormal()
     output_tokens: Count = 1024
     arrivals: Arrivals = Arrivals()
+    sessions: Sessions | None = None
     rate_rps: Positive | None = None
     load_fraction: Annotated[float, Field(gt=0, le=10)] | None = None
     duration_s: Positive = 600.0
@@ -206,13 +245,28 @@ class Workload(Part):
         of_trace = self.arrivals.kind in ("as-is", "spread")
         if of_trace and self.trace is None:
             raise ValueError(
-                f"arrivals.kind {self.arrivals.kind} needs a trace; use poisson, gamma or uniform, or name a trace"
+                f"arrivals.kind {self.arrivals.kind} needs a trace; use poisson, gamma, uniform, mmpp or diurnal, or "
+                "name a trace"
             )
         if self.trace is not None and not of_trace:
             raise ValueError(
                 f"arrivals.kind {self.arrivals.kind} is for synthetic workloads; use as-is or spread with a trace"
             )
+        if self.sessions is not None:
+            if self.trace is not None:
+                raise ValueError("sessions are for synthetic workloads, a trace has its own; remove one of them")
+            first = self.sessions.system_tokens + self.lengths.longest_tokens
+            if first > self.sessions.max_input_tokens:
+                raise ValueError(
+                    f"sessions.max_input_tokens = {self.sessions.max_input_tokens}: below the {first} tokens of "
+                    "sessions.system_tokens and the longest of lengths, the user's tokens of a turn; shorten those"
+                )
         return self
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest prompt of a synthetic workload."""
+        return self.lengths.longest_tokens if self.sessions is None else self.sessions.max_input_tokens
 
 
 class Link(Part):
@@ -325,9 +379,10 @@ class Scenario(Part):
                     f"transport.{key} = {getattr(self.transport, key)}: below the largest transfer of profile "
                     f"{profile.name}, {largest:.0f} bytes, which could then never be sent; raise it"
                 )
-        if self.workload.trace is None and self.workload.lengths.longest_tokens > profile.last_tokens:
+        if self.workload.trace is None and self.workload.longest_tokens > profile.last_tokens:
+            key = "lengths" if self.workload.sessions is None else "sessions.max_input_tokens"
             raise ValueError(
-                f"workload.lengths: up to {self.workload.lengths.longest_tokens} tokens, but {where} = {profile.name} "
+                f"workload.{key}: up to {self.workload.longest_tokens} tokens, but {where} = {profile.name} "
                 f"ends at {profile.last_tokens}; shorten the lengths, or take a profile that knows them"
             )
 
@@ -449,7 +504,8 @@ def parse(data: dict[str, Any], source: str, *, overridden: bool = False) -> Sce
 def _known_keys(loc: list[str]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
-        "arrivals": Arrivals, "link": Link, "transport": Transport, "decode": Decode, "step": DecodeStep,
+        "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
+        "link": Link, "transport": Transport, "decode": Decode, "step": DecodeStep,
         "scale": Scale, "slo": Slo, "meter": Meter,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]

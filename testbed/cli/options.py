@@ -46,7 +46,8 @@ TraceOption = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")
 ]
 ArrivalsOption = Annotated[
-    str | None, typer.Option("--arrivals", metavar="as-is|spread|poisson|gamma|uniform", help="When requests come.")
+    str | None,
+    typer.Option("--arrivals", metavar="as-is|spread|poisson|gamma|uniform|mmpp|diurnal", help="When requests come."),
 ]
 DurationOption = Annotated[
     float | None, typer.Option("--duration-s", metavar="S", help="Length of the load, model seconds.")

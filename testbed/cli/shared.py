@@ -80,8 +80,8 @@ def load_overrides(
     if trace is not None:
         sets.append(f"workload.trace={_quoted(trace)}")
         arrivals = arrivals or "as-is"
-    if arrivals == "gamma":
-        sets.append("workload.arrivals.kind=gamma")  # and the scenario's cv
+    if arrivals in ("gamma", "mmpp", "diurnal"):
+        sets.append(f"workload.arrivals.kind={arrivals}")  # and what the scenario has for it, such as cv
     elif arrivals is not None:
         sets.append(f"workload.arrivals={{kind: {_quoted(arrivals)}}}")
     if duration_s is not None and warmup_s is None:

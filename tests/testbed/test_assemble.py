@@ -20,16 +20,23 @@ from testbed.assemble import (
     max_input_tokens,
     plan_deployment,
     policy_setup,
+    workload_lengths,
 )
 from testbed.lengths import lengths_of
 from testbed.scenario import Scenario, ScenarioError, load
 from testbed.scheduler.model import LengthDistribution, ModelError
+from traces.info import dispersion
 from traces.load import Trace
 from traces.load import load as load_trace
 from traces.request import TraceError
+from traces.tools import arrivals_s
 
 TOY_TRACE = [(0, 1024, 50), (3000, 32768, 100), (6000, 40000, 10), (9000, 1024, 50), (12000, 32768, 100)]
 """(ms, input tokens, output tokens); the third is longer than the toy profile knows."""
+
+CHATS = "workload.sessions={turns_mean: 6, think_s: 20, system_tokens: 1000, max_input_tokens: 8192, block_size: 64}"
+SHORT = "workload.lengths={kind: mix, values: [64, 192], weights: [1, 1]}"
+"""Conversations that the toy's profiles can prefill."""
 
 
 @pytest.fixture
@@ -99,6 +106,38 @@ class TestASyntheticWorkload:
     def test_of_log_normal_lengths_stays_within_them(self) -> None:
         made, _ = offered(load("smoke"))
         assert all(128 <= request.input_tokens <= 131072 for request in made.requests)
+
+    @pytest.mark.parametrize(
+        "arrivals",
+        [
+            "{kind: mmpp, states: [{multiplier: 0, sojourn_s: 30}, {multiplier: 1, sojourn_s: 10}]}",
+            "{kind: diurnal, period_s: 100, amplitude: 1}",
+        ],
+    )
+    def test_has_arrivals_whose_rate_changes_and_its_mean_is_what_was_asked_for(self, arrivals: str) -> None:
+        sets = ["workload.rate_rps=2", "workload.duration_s=20000", f"workload.arrivals={arrivals}"]
+        made, rate = offered(load("toy", sets))
+        assert rate == 2
+        assert len(made.requests) / 20000 == pytest.approx(2, rel=0.1)
+        steady, _ = offered(load("toy", sets[:2]))
+        assert dispersion(arrivals_s(made), 10) > 5 * dispersion(arrivals_s(steady), 10)  # type: ignore[operator]
+
+    def test_of_conversations_has_their_shape(self) -> None:
+        made, _ = offered(load("toy", [CHATS, SHORT]))
+        assert len({request.session for request in made.requests}) < len(made.requests) / 2
+        assert max(request.input_tokens for request in made.requests) <= 8192
+        assert {request.block_size for request in made.requests} == {64}
+        assert {request.block_hashes[0] for request in made.requests} == {0}
+        assert offered(load("toy", [CHATS, SHORT, "seed=2"]))[0].requests != made.requests
+
+    def test_of_conversations_is_planned_with_the_lengths_of_their_prompts(self) -> None:
+        chats = load("toy", [CHATS, SHORT, "workload.load_fraction=0.5", "workload.duration_s=3000"])
+        made, rate = offered(chats)
+        told = lengths_of_workload(chats.workload, 32768)
+        assert told.mean == pytest.approx(lengths_of(made.requests).mean, rel=0.05)
+        assert told.mean > 1000
+        assert rate == pytest.approx(0.5 * capacity_rps(chats, chats.deployment()))
+        assert workload_lengths(chats, made).mean == lengths_of(made.requests).mean
 
 
 class TestATrace:

@@ -19,7 +19,7 @@ import pytest
 
 from testbed import cli
 from testbed.cli.shared import load_overrides
-from testbed.scenario import load
+from testbed.scenario import ScenarioError, load
 
 
 @dataclass
@@ -262,6 +262,12 @@ class TestTheLoadsOwnOptions:
     def test_arrivals_keep_the_scenarios_cv_where_it_means_something(self) -> None:
         assert load("smoke", load_overrides(None, "gamma", None, None, None, None)).workload.arrivals.cv == 2
         assert load("smoke", load_overrides(None, "poisson", None, None, None, None)).workload.arrivals.cv is None
+        with pytest.raises(ScenarioError, match="kind mmpp needs states"):
+            load("toy", load_overrides(None, "mmpp", None, None, None, None))
+        states = (
+            "workload.arrivals={kind: mmpp, states: [{multiplier: 1, sojourn_s: 9}, {multiplier: 2, sojourn_s: 9}]}"
+        )
+        assert load("toy", [states, *load_overrides(None, "mmpp", None, None, None, None)]).workload.arrivals.states
 
 
 class TestSimulate:

@@ -150,6 +150,30 @@ class TestARefusal:
             ("workload.lengths={values: [1]}", "workload.lengths.kind = None: must be lognormal or mix"),
             ("workload.lengths.values=[]", "workload.lengths.values = a list: must have an item at least"),
             ("workload.lengths.values.1=0", "workload.lengths.values.1 = 0: must be at least 1"),
+            (
+                "workload.arrivals={kind: mmpp, states: [{multiplier: -1, sojourn_s: 9}]}",
+                "workload.arrivals.states.0.multiplier = -1: must be at least 0",
+            ),
+            (
+                "workload.arrivals={kind: mmpp, states: [{multiplier: 1, sojourn_s: 0}]}",
+                "workload.arrivals.states.0.sojourn_s = 0: must be above 0",
+            ),
+            (
+                "workload.arrivals={kind: mmpp, states: [{multiplier: 1, sojourn_s: 1, rate: 1}]}",
+                "workload.arrivals.states.0.rate: unknown key; known here: multiplier, sojourn_s",
+            ),
+            (
+                "workload.arrivals={kind: diurnal, period_s: 60, amplitude: 1.5}",
+                "workload.arrivals.amplitude = 1.5: must be at most 1",
+            ),
+            (
+                "workload.sessions={turns_mean: 0.5, think_s: 9}",
+                "workload.sessions.turns_mean = 0.5: must be at least 1",
+            ),
+            (
+                "workload.sessions={turns_mean: 2, think_s: 9, block: 9}",
+                "workload.sessions.block: unknown key; did you mean block_size? known here: block_size, ",
+            ),
             ("link=8gbps", "link = '8gbps': must be a mapping of keys"),
             ("deployments=null", "deployments = nothing: must be a list"),
             ("deployments=[]", "deployments = a list: must have an item at least"),
@@ -210,6 +234,37 @@ class TestARefusal:
             (["workload.trace=x.jsonl"], "arrivals.kind poisson is for synthetic workloads; use as-is or spread"),
             (["workload.arrivals.kind=gamma"], "kind gamma needs cv"),
             (["workload.arrivals.cv=2"], "cv = 2: has no meaning for poisson arrivals; leave it out, or use gamma"),
+            (["workload.arrivals.kind=mmpp"], "kind mmpp needs states, such as [{multiplier: 1, sojourn_s: 60}"),
+            (
+                ["workload.arrivals={kind: mmpp, states: [{multiplier: 1, sojourn_s: 9}]}"],
+                "states: mmpp arrivals need at least two",
+            ),
+            (
+                [
+                    "workload.arrivals.kind=mmpp",
+                    "workload.arrivals.states=[{multiplier: 0, sojourn_s: 9}, {multiplier: 0, sojourn_s: 5}]",
+                ],
+                "and one with a multiplier above 0",
+            ),
+            (
+                ["workload.arrivals.states=[{multiplier: 1, sojourn_s: 9}]"],
+                "states: has no meaning for poisson arrivals; leave it out, or use mmpp",
+            ),
+            (["workload.arrivals={kind: diurnal, amplitude: 0.5}"], "kind diurnal needs period_s, the length of a day"),
+            (["workload.arrivals={kind: diurnal, period_s: 60}"], "kind diurnal needs amplitude, the swing's share"),
+            (["workload.arrivals.amplitude=0"], "amplitude = 0: has no meaning for poisson arrivals"),
+            (
+                ["workload.sessions={turns_mean: 3, think_s: 9}"],
+                "workload.sessions.max_input_tokens: up to 131072 tokens, but deployments.prfaas-pd.profiles.prfaas",
+            ),
+            (
+                ["workload.sessions={turns_mean: 3, think_s: 9, max_input_tokens: 32768, system_tokens: 500}"],
+                "sessions.max_input_tokens = 32768: below the 33268 tokens of sessions.system_tokens and the longest",
+            ),
+            (
+                ["workload={trace: x.jsonl, arrivals: {kind: as-is}, sessions: {turns_mean: 3, think_s: 9}}"],
+                "sessions are for synthetic workloads, a trace has its own; remove one of them",
+            ),
             (["workload.lengths.weights=[1]"], "2 values but 1 weights; give one weight a value"),
             (
                 ["workload.lengths={kind: lognormal, min_tokens: 9, max_tokens: 9}"],
