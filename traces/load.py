@@ -20,6 +20,8 @@ from traces.request import Request, TraceError
 from traces.rows import JsonLines, Rows, Table
 
 FORMATS = ("mooncake", "azure", "burstgpt", "qwen_bailian", "table", "prfaas")
+JOINED = "joined"
+"""The format of a Trace that ``traces.tools.concat`` made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,10 @@ class Trace:
     rows_read: rows of the file; always len(requests) + sum(dropped.values()), also after slicing.
     dropped: rows left out, by reason.
     notes: what was done to the rows, and what a reader of a result must know, in order.
-    source: the path as given, or "synthetic".
-    sha256: of the file's bytes as stored (what ``sha256sum`` prints); of the parameters for a synthetic trace. The
-        tools keep it.
-    format: one of FORMATS, or "synthetic".
+    source: the path as given, or "synthetic"; of joined traces, all of them.
+    sha256: of the file's bytes as stored (what ``sha256sum`` prints); of the parameters for a synthetic trace; of the
+        parts' identities and starts for a joined one. The other tools keep it.
+    format: one of FORMATS, "synthetic", or JOINED.
     """
 
     requests: list[Request]

@@ -1,19 +1,22 @@
 """Shape a trace into a load: slice it, change its rate or clock, spread quantised stamps, cut it to rate and duration.
 
 Every tool returns a new Trace with a note of what it did; rows it leaves out are counted in ``dropped``. Nothing is
-random.
+random. ``concat`` joins traces one after another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import orjson
 
-from traces.load import Trace
+from traces.load import JOINED, Trace
 from traces.request import Request, TraceError
 from traces.rows import Floats
 
@@ -139,6 +142,59 @@ def take_load(trace: Trace, target_rps: float, duration_s: float) -> Trace:
     )
     inside = np.minimum(taken * factor, np.nextafter(duration_s, 0))
     return _moved(trace, inside, note, trace.requests[:needed], AFTER_LOAD)
+
+
+def concat(parts: Sequence[tuple[float, Trace]]) -> Trace:
+    """Traces one after another in time: (start_s, trace) each, a trace's own 0 at its start_s.
+
+    Rows read and rows dropped are those of all parts. The identity is the sha256 of the starts and the parts' own
+    identities. Parts of one source (equal sha256) keep what they share; block ids and session names of different
+    sources are kept apart: an id says nothing outside its own file. Raises TraceError without parts, for a start that
+    is negative or not finite, and when a part begins before the one before it has sent its last request.
+    """
+    if not parts:
+        raise TraceError("concat: no parts; give at least one (start_s, trace)")
+    last_s = 0.0
+    for start_s, trace in parts:
+        if not (math.isfinite(start_s) and start_s >= 0):
+            raise TraceError(f"{trace.source}: part start_s = {start_s}: must be a finite number of seconds, 0 or more")
+        if start_s < last_s:
+            raise TraceError(
+                f"{trace.source}: part start_s = {start_s:g}: the part before it ends with a request at {last_s:g} s; "
+                "start later, or cut that part with a slice"
+            )
+        last_s = start_s + trace.requests[-1].arrival_s
+    sources = list(dict.fromkeys(trace.sha256 for _, trace in parts))
+    ids: dict[tuple[str, int], int] = {}
+    requests = []
+    for start_s, trace in parts:
+        for request in trace.requests:
+            moved = replace(request, arrival_s=start_s + request.arrival_s)
+            if len(sources) > 1:
+                moved = replace(
+                    moved,
+                    block_hashes=tuple(
+                        ids.setdefault((trace.sha256, block), len(ids)) for block in request.block_hashes
+                    ),
+                    session=f"{sources.index(trace.sha256)}:{request.session}" if request.session else "",
+                )
+            requests.append(moved)
+    dropped: Counter[str] = Counter()
+    for _, trace in parts:
+        dropped.update(trace.dropped)
+    return Trace(
+        requests,
+        sum(trace.rows_read for _, trace in parts),
+        dict(dropped),
+        [
+            f"part {number}, {len(trace.requests)} requests from {start_s:g} s on, {trace.source}: {note}"
+            for number, (start_s, trace) in enumerate(parts, 1)
+            for note in trace.notes or ["as it is"]
+        ],
+        " + ".join(dict.fromkeys(trace.source for _, trace in parts)),
+        hashlib.sha256(orjson.dumps([[float(start_s), trace.sha256] for start_s, trace in parts])).hexdigest(),
+        JOINED,
+    )
 
 
 def _rate(trace: Trace) -> float:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.traces.files import trace_at
 from traces.info import describe
 from traces.load import Trace
-from traces.request import TraceError
+from traces.request import Request, TraceError
 from traces.tools import (
     AFTER_LOAD,
     OUTSIDE_SLICE,
+    concat,
     rate_rps,
     scale_rate,
     scale_time,
@@ -175,6 +176,67 @@ def test_a_load_has_its_rate_its_order_and_lies_in_its_duration(
     assert arrivals(load)[0] == 0
     assert all(0 <= time < duration for time in arrivals(load))
     assert load.rows_read == len(load.requests) + sum(load.dropped.values())
+
+
+def chat(sha256: str, *arrivals_s: float) -> Trace:
+    """Requests of one conversation, all with block 5, from a source with this identity."""
+    requests = [Request(arrival, 10, 1, (5,), 10, "a") for arrival in arrivals_s]
+    return Trace(requests, len(requests), {}, [], f"file {sha256}", sha256, "prfaas")
+
+
+def test_joined_traces_follow_each_other_at_their_starts() -> None:
+    joined = concat([(0, trace_at(0, 1)), (10, trace_at(0.5, 2)), (12, trace_at(0))])
+    assert arrivals(joined) == [0, 1, 10.5, 12, 12]
+    assert ids(joined) == [1, 2, 1, 2, 1]
+
+
+def test_joined_traces_account_for_the_rows_of_all() -> None:
+    cut = slice_time(trace_at(0, 1, 2), 0, 1.5)
+    joined = concat([(0, cut), (5, cut), (9, slice_time(trace_at(0, 1), 1, 1))])
+    assert joined.rows_read == 8
+    assert joined.dropped == {OUTSIDE_SLICE: 3}
+    assert joined.notes[1] == "part 2, 2 requests from 5 s on, test: slice: 1.5 s from 0 s on"
+    assert joined.source == "test"
+
+
+def test_parts_of_one_source_share_their_prefixes_and_sessions() -> None:
+    joined = concat([(0, chat("one", 0)), (5, chat("one", 0, 1))])
+    assert {(request.block_hashes, request.session) for request in joined.requests} == {((5,), "a")}
+
+
+def test_ids_and_sessions_of_different_sources_are_kept_apart() -> None:
+    joined = concat([(0, chat("one", 0)), (5, chat("two", 0, 1)), (9, chat("one", 0))])
+    first, second, third, fourth = ((request.block_hashes, request.session) for request in joined.requests)
+    assert first == fourth
+    assert second == third
+    assert not set(first) & set(second)
+
+
+def test_the_identity_of_joined_traces_is_that_of_the_parts_and_their_starts() -> None:
+    one, two = chat("one", 0), chat("two", 0)
+    joined = concat([(0, one), (5, two)])
+    assert joined.sha256 == concat([(0.0, one), (5.0, two)]).sha256
+    others = [concat([(0, one), (6, two)]), concat([(0, two), (5, one)]), concat([(0, one)])]
+    assert len({joined.sha256, one.sha256, *(other.sha256 for other in others)}) == 5
+
+
+def test_a_part_may_begin_with_the_last_request_of_the_one_before_and_not_sooner() -> None:
+    assert arrivals(concat([(0, trace_at(0, 5)), (5, trace_at(0))])) == [0, 5, 5]
+    with pytest.raises(
+        TraceError, match=r"part start_s = 4: the part before it ends with a request at 5 s; start later"
+    ):
+        concat([(0, trace_at(0, 5)), (4, trace_at(2))])
+
+
+@pytest.mark.parametrize("start_s", [-1, float("nan"), float("inf")])
+def test_a_start_that_is_no_time_is_refused(start_s: float) -> None:
+    with pytest.raises(TraceError, match="part start_s"):
+        concat([(start_s, trace_at(0))])
+
+
+def test_no_parts_are_refused() -> None:
+    with pytest.raises(TraceError, match="no parts"):
+        concat([])
 
 
 def test_the_tools_keep_the_identity_of_the_file_and_change_that_of_the_rows() -> None:
