@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from traces.request import Request, TraceError
 from traces.rows import JsonLines, Rows, Table
 
 FORMATS = ("mooncake", "azure", "burstgpt", "qwen_bailian", "table", "prfaas")
+MOONCAKE_ENDING, OWN_ENDING, CSV_ENDING = ".mooncake.jsonl", ".jsonl", ".csv"
+"""Endings of the names of the files that ``save`` writes; .gz may follow."""
 JOINED = "joined"
 """The format of a Trace that ``traces.tools.concat`` made."""
 
@@ -88,11 +91,38 @@ def load(path: str | Path, map: Mapping[str, str] | None = None, *, check_units:
     return Trace(requests, rows.rows_read, rows.dropped, notes, source, hashlib.sha256(stored).hexdigest(), name)
 
 
-def save(trace: Trace, path: str | Path) -> None:
-    """Write the requests as our own trace file (JSON lines, see ``traces.prfaas``), gzipped if the name ends in .gz."""
-    data = prfaas.to_rows(trace.requests)
+def save(trace: Trace, path: str | Path) -> list[str]:
+    """Write the requests in one atomic replacement, in the format that the name's ending says, gzipped if .gz follows.
+
+    ``.mooncake.jsonl``: Mooncake's. ``.csv``: a table with our names. Any other: our own JSON lines, which lose
+    nothing (see ``traces.prfaas``). Returns what the format could not hold, a sentence each. Raises TraceError for
+    requests that Mooncake's format has no place for.
+    """
     target = Path(path)
-    target.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
+    name = target.name.removesuffix(".gz")
+    lost: list[str] = []
+    try:
+        if name.endswith(MOONCAKE_ENDING):
+            data = mooncake.to_rows(trace.requests)
+            lost.append("Mooncake's stamps are whole ms: arrivals are rounded, and a reader counts them from the first")
+            if any(request.session for request in trace.requests):
+                lost.append("Mooncake's format has no sessions: their names are left out")
+        elif name.endswith(CSV_ENDING):
+            data = table.to_rows(trace.requests)
+            lost.append("a reader of the table counts arrivals from the first")
+            if any(request.block_hashes for request in trace.requests):
+                lost.append("a table has no block hashes: they are left out, and with them all shared prefixes")
+        else:
+            data = prfaas.to_rows(trace.requests)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return lost
 
 
 def _stored(path: str | Path) -> bytes:
