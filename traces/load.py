@@ -91,6 +91,17 @@ def load(path: str | Path, map: Mapping[str, str] | None = None, *, check_units:
     return Trace(requests, rows.rows_read, rows.dropped, notes, source, hashlib.sha256(stored).hexdigest(), name)
 
 
+def check_target(path: Path, remedy: str, *, replace: bool = False) -> None:
+    """Raises TraceError when a file cannot be made at ``path``: no folder, a folder itself, or (unless replace) a file
+    that exists; remedy is for that one."""
+    if not path.parent.is_dir():
+        raise TraceError(f"{path}: there is no folder {path.parent}; make it, or name another place")
+    if path.is_dir():
+        raise TraceError(f"{path}: is a folder; name a file in it")
+    if path.exists() and not replace:
+        raise TraceError(f"{path}: exists already; {remedy}")
+
+
 def save(trace: Trace, path: str | Path) -> list[str]:
     """Write the requests in one atomic replacement, in the format that the name's ending says, gzipped if .gz follows.
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import print_json, running_testbed
+from testbed.cli.shared import print_json, running_testbed, say
+
+if TYPE_CHECKING:
+    from traces.fetch import Public
 
 link_app = typer.Typer(help="The link between the sites of the running testbed.", no_args_is_help=True)
 trace_app = typer.Typer(help="Workload traces.", no_args_is_help=True)
@@ -74,36 +80,137 @@ def link_verify(
     raise typer.Exit(0 if result["ok"] else 3)
 
 
+TraceFileArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, our own, or any CSV with --map."
+    ),
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="FIELD=COLUMN",
+        help="For any CSV: arrival_s (or arrival_ms, arrival_time), input_tokens, output_tokens; repeatable.",
+    ),
+]
+CheckUnitsOption = Annotated[
+    bool, typer.Option("--check-units/--no-check-units", help="Refuse stamps whose unit nobody can have meant.")
+]
+
+
 @trace_app.command("info")
 def trace_info(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Mooncake JSONL, Azure CSV, our own, or any CSV with --map.")
-    ],
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="FIELD=COLUMN",
-            help="For any CSV: arrival_s (or arrival_ms, arrival_time), input_tokens, output_tokens; repeatable.",
-        ),
-    ] = None,
-    check_units: Annotated[
-        bool, typer.Option("--check-units/--no-check-units", help="Refuse stamps whose unit nobody can have meant.")
-    ] = True,
-    json: JsonOption = False,
+    file: TraceFileArg, columns: MapOption = None, check_units: CheckUnitsOption = True, json: JsonOption = False
 ) -> None:
     """What a trace holds: rows kept and dropped, rate, dispersion, lengths, ideal prefix hit."""
-    from testbed.show import show_trace
     from traces.info import describe
     from traces.load import load
 
+    _show(describe(load(file, _mapping(columns), check_units=check_units)), json)
+
+
+@trace_app.command("convert")
+def trace_convert(
+    file: TraceFileArg,
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Its ending says the format: .jsonl (ours), .mooncake.jsonl, .csv; .gz may follow."
+        ),
+    ],
+    start_s: Annotated[float, typer.Option("--start-s", metavar="S", help="Leave out what comes before.")] = 0.0,
+    duration_s: Annotated[
+        float | None, typer.Option("--duration-s", metavar="S", help="Length of the slice; to the end unless given.")
+    ] = None,
+    time_scale: Annotated[
+        float | None, typer.Option("--time-scale", metavar="F", help="Stretch the clock: 2 lasts twice as long.")
+    ] = None,
+    rate_rps: Annotated[
+        float | None, typer.Option("--rate-rps", metavar="R", help="Stretch the clock to this mean rate.")
+    ] = None,
+    columns: MapOption = None,
+    check_units: CheckUnitsOption = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Write a trace in another format: a slice of it first, if asked for, then stretched in time."""
+    from traces.load import CSV_ENDING, OWN_ENDING, check_target, load, save
+    from traces.tools import scale_rate, scale_time, slice_time
+
+    if not out.name.removesuffix(".gz").endswith((CSV_ENDING, OWN_ENDING)):
+        raise typer.BadParameter(
+            f"{str(out)!r}: the ending says the format: .jsonl, .mooncake.jsonl or .csv, or one of them with .gz",
+            param_hint="OUT",
+        )
+    if time_scale is not None and rate_rps is not None:
+        raise typer.BadParameter("--time-scale and --rate-rps both stretch the clock; give one")
+    check_target(out, "name another file, or replace it with --force", replace=force)
+    trace = load(file, _mapping(columns), check_units=check_units)
+    if start_s or duration_s is not None:
+        rest_s = trace.requests[-1].arrival_s - start_s
+        trace = slice_time(trace, start_s, max(1.0, rest_s + 1.0) if duration_s is None else duration_s)
+    if time_scale is not None:
+        trace = scale_time(trace, time_scale)
+    if rate_rps is not None:
+        trace = scale_rate(trace, rate_rps)
+    lost = save(trace, out)
+    result = {
+        "out": str(out),
+        "rows_read": trace.rows_read,
+        "kept": len(trace.requests),
+        "dropped": trace.dropped,
+        "rows_sha256": trace.rows_sha256,
+        "notes": [*trace.notes, *lost],
+    }
+    _show(result, json)
+
+
+@trace_app.command("fetch")
+def trace_fetch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A public trace's name; without one, they are listed.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to; its own name, here, unless given.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Another place that has it.")] = None,
+    sha256: Annotated[
+        str | None, typer.Option("--sha256", metavar="HEX", help="What its sum must be; the known one unless given.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Download a public trace, and keep it if its sha256 is the expected one."""
+    from traces.fetch import PUBLIC, expected_sum, fetch, find
+
+    if name is None:
+        _show({"traces": [asdict(known) for known in PUBLIC.values()]} if json else _listed(PUBLIC.values()), json)
+        return
+    trace = find(name)
+    sha256 = expected_sum(trace, sha256)
+    url, out = url or trace.url, out or Path(trace.file_name)
+    say(f"fetching {url} ({trace.source}; licence {trace.licence}) ...")
+    size = fetch(url, sha256, out)
+    _show({"file": str(out), "bytes": size, "sha256": sha256, "url": url, "licence": trace.licence}, json)
+
+
+def _listed(traces: Iterable[Public]) -> dict[str, str]:
+    return {trace.name: f"{trace.source}; {trace.licence}; sha256 {trace.sum_from}" for trace in traces}
+
+
+def _mapping(columns: list[str] | None) -> dict[str, str] | None:
     mapping = {}
     for item in columns or ():
         field, equals, column = item.partition("=")
         if not (field and equals and column):
             raise typer.BadParameter(f"{item!r}: must be FIELD=COLUMN, such as arrival_s=Timestamp", param_hint="--map")
         mapping[field] = column
-    result = describe(load(file, mapping or None, check_units=check_units))
+    return mapping or None
+
+
+def _show(result: dict[str, Any], json: bool) -> None:
+    from testbed.show import show_trace
+
     if json:
         print_json(result)
     else:

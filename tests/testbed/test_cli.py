@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import csv
 import errno
+import functools
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -69,7 +75,7 @@ class TestHelp:
         "command",
         [[], ["plan"], ["simulate"], ["run"], ["up"], ["load"], ["status"], ["logs"], ["down"], ["doctor"], ["link"]]
         + [["link", verb] for verb in ("show", "set", "verify")]
-        + [["trace", "info"]],
+        + [["trace", verb] for verb in ("info", "convert", "fetch")],
     )
     def test_every_command_has_it(self, prfaas: Any, command: list[str]) -> None:
         ended = prfaas(*command, "--help")
@@ -162,6 +168,7 @@ class TestAUsersError:
             (["plan", "toy", "--set", "nonsense"], "must be key=value"),
             (["plan", "toy", "--set", "deployments.0.profiles.pd=h20"], "did you mean h20-1t?"),
             (["simulate", "toy", "--deployment", "nive"], "no deployment 'nive'"),
+            (["simulate", "smoke", "--deployment", "homogeneous", "--policy", "naive"], "serves nothing under it"),
             (["up", "toy", "--policy", "naiv"], "did you mean naive?"),
             (["up", "toy", "--policy", "nowhere:Policy"], "must be importable"),
             (["run", "toy", "--trace", "nowhere.jsonl"], "nowhere.jsonl"),
@@ -245,6 +252,113 @@ class TestTraceInfo:
             csv.writer(file).writerows([["when", "in", "out"], *([i, 100, 10] for i in range(5))])
         maps = ["--map", "arrival_s=when", "--map", "input_tokens=in", "--map", "output_tokens=out"]
         assert prfaas("trace", "info", "own.csv", *maps, "--json").json["rows_read"] == 5
+
+
+class TestTraceConvert:
+    @pytest.mark.parametrize(
+        ("name", "written"), [("t.jsonl", "prfaas"), ("t.mooncake.jsonl.gz", "mooncake"), ("t.csv", "table")]
+    )
+    def test_writes_the_format_that_the_ending_says(self, prfaas: Any, trace: str, name: str, written: str) -> None:
+        result = prfaas("trace", "convert", trace, name, "--json").json
+        assert (result["rows_read"], result["kept"], result["dropped"]) == (9, 9, {})
+        again = prfaas("trace", "info", name, "--json").json
+        assert (again["format"], again["kept"], again["duration_s"]) == (written, 9, 24)
+
+    def test_reports_what_a_slice_leaves_out_and_what_the_format_cannot_hold(self, prfaas: Any, trace: str) -> None:
+        result = prfaas("trace", "convert", trace, "t.csv", "--start-s", "3", "--duration-s", "9", "--json").json
+        assert (result["rows_read"], result["kept"]) == (9, 3)
+        assert result["dropped"] == {"outside the slice": 6}
+        assert any("no block hashes" in note for note in result["notes"])
+
+    def test_a_start_alone_keeps_all_that_follows(self, prfaas: Any, trace: str) -> None:
+        assert prfaas("trace", "convert", trace, "t.jsonl", "--start-s", "3", "--json").json["kept"] == 8
+
+    @pytest.mark.parametrize(
+        ("option", "value", "rate_rps"),
+        [("--rate-rps", "2", 2), ("--time-scale", "3", 1 / 9), ("--duration-s", "7", 1 / 3)],
+    )
+    def test_stretches_time(self, prfaas: Any, trace: str, option: str, value: str, rate_rps: float) -> None:
+        assert prfaas("trace", "convert", trace, "t.jsonl", option, value).code == 0
+        assert prfaas("trace", "info", "t.jsonl", "--json").json["rate_rps"] == pytest.approx(rate_rps)
+
+    def test_replaces_a_file_only_by_force(self, prfaas: Any, trace: str, tmp_path: Path) -> None:
+        (tmp_path / "t.jsonl").write_text("mine")
+        refused = prfaas("trace", "convert", trace, "t.jsonl")
+        assert refused.code == 2
+        assert "t.jsonl: exists already; name another file, or replace it with --force" in refused.err
+        assert (tmp_path / "t.jsonl").read_text() == "mine"
+        assert prfaas("trace", "convert", trace, "t.jsonl", "--force").code == 0
+        assert prfaas("trace", "info", "t.jsonl", "--json").json["kept"] == 9
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["t.parquet"], ".jsonl, .mooncake.jsonl or .csv"),
+            (["nowhere/t.jsonl"], "there is no folder nowhere"),
+            (["t.jsonl", "--rate-rps", "2", "--time-scale", "2"], "both stretch the clock; give one"),
+            (["t.jsonl", "--rate-rps", "-2"], "target rate = -2"),
+            (["t.jsonl", "--start-s", "99"], "no request from 99 s"),
+            (["t.jsonl", "--map", "input_tokens=In"], "JSON lines take no map"),
+        ],
+    )
+    def test_refuses(self, prfaas: Any, trace: str, tmp_path: Path, arguments: list[str], said: str) -> None:
+        ended = prfaas("trace", "convert", trace, *arguments)
+        assert ended.code == 2
+        assert said in ended.err
+        assert not list(tmp_path.glob("t.*"))
+
+
+class TestTraceFetch:
+    @pytest.fixture
+    def server(self, trace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        handler = functools.partial(Quiet, directory=str(Path(trace).parent))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+            thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+            thread.start()
+            yield f"http://127.0.0.1:{listening.server_port}/{quote(Path(trace).name)}"
+            listening.shutdown()
+            thread.join()
+
+    def test_without_a_name_lists_what_is_known_and_whose_sum_is_not(self, prfaas: Any) -> None:
+        traces = {one["name"]: one for one in prfaas("trace", "fetch", "--json").json["traces"]}
+        assert traces["mooncake-conversation"]["sha256"].startswith("b8cbb061")
+        assert traces["burstgpt-3"]["sha256"] is None
+        assert "sha256 not known here: --sha256 is needed" in prfaas("trace", "fetch").out
+
+    def test_keeps_a_file_with_the_right_sum(self, prfaas: Any, trace: str, server: str) -> None:
+        right = hashlib.sha256(Path(trace).read_bytes()).hexdigest()
+        ended = prfaas("trace", "fetch", "mooncake-conversation", "--url", server, "--sha256", right, "--json")
+        assert (ended.code, ended.json["file"], ended.json["sha256"]) == (0, "conversation_trace.jsonl", right)
+        assert prfaas("trace", "info", "conversation_trace.jsonl", "--json").json["kept"] == 9
+        again = prfaas("trace", "fetch", "mooncake-conversation", "--url", server, "--sha256", right)
+        assert again.code == 2
+        assert "conversation_trace.jsonl: exists already" in again.err
+
+    def test_refuses_a_file_with_another_sum_than_the_known_one(self, prfaas: Any, server: str, tmp_path: Path) -> None:
+        ended = prfaas("trace", "fetch", "mooncake-conversation", "--url", server, "--out", "here.jsonl")
+        assert ended.code == 2
+        assert "expected b8cbb061" in ended.err
+        assert not list(tmp_path.glob("*here*"))
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["burstgpt-3"], "burstgpt-3: its sha256 is not known here"),
+            (["burstgtp-1"], "did you mean burstgpt-1?"),
+            (["burstgpt-1", "--sha256", "12"], "must be 64 hexadecimal digits"),
+            (["burstgpt-1", "--url", "http://127.0.0.1:1/t.csv"], "cannot be fetched"),
+        ],
+    )
+    def test_refuses(self, prfaas: Any, server: str, arguments: list[str], said: str) -> None:
+        ended = prfaas("trace", "fetch", *arguments)
+        assert ended.code == 2
+        assert said in ended.err
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
 
 
 class TestTheLoadsOwnOptions:
