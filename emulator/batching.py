@@ -86,8 +86,6 @@ class BatchedDecodeInstance(DecodeInstance):
     def _foresee(self) -> None:
         """Find the next boundary at which something happens."""
         due = self._due_steps
-        while due and due[0][2].gone:
-            heapq.heappop(due)
         if not self._batch:
             self._ahead, self._boundary_s = 0, self._change_s
             return
@@ -116,8 +114,6 @@ class BatchedDecodeInstance(DecodeInstance):
         due = self._due_steps
         while due and due[0][0] <= self._steps:
             transfer = heapq.heappop(due)[2]
-            if transfer.gone:
-                continue
             length = transfer.offer.output_tokens
             if transfer.emitted == length:
                 del self._decoding[transfer.key]
@@ -157,7 +153,9 @@ class BatchedDecodeInstance(DecodeInstance):
         key = (over.request_id, over.attempt)
         if key in self._joined:
             self._leaving.append(self._joined.pop(key))
-            self._decoding[key].gone = True
+            transfer = self._decoding[key]
+            self._due_steps = [entry for entry in self._due_steps if entry[2] is not transfer]
+            heapq.heapify(self._due_steps)
             self._change(now_s)
         elif self._joining.pop(key, None) is not None and not self._joining and not self._leaving:
             self._change_s = None

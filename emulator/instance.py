@@ -12,6 +12,8 @@ import heapq
 from collections import deque
 from typing import Protocol
 
+import msgspec
+
 from emulator.messages import (
     CONTROL,
     WIRE,
@@ -58,20 +60,18 @@ class Machine(Protocol):
     def next_s(self) -> float | None: ...
 
 
-class _Prefill:
-    """One attempt at a prefill node, from its arrival until its KV has landed elsewhere."""
+class _Prefill(msgspec.Struct, gc=False, eq=False):
+    """One attempt at a prefill node, from its arrival until its KV has landed elsewhere. token: the grant's."""
 
-    __slots__ = ("attempt", "decode_node", "end_s", "kv_bytes", "order", "request_id", "start_s", "token", "tokens")
-
-    def __init__(self, order: Prefill, kv_bytes: int) -> None:
-        self.order = order
-        self.request_id = order.request_id
-        self.attempt = order.attempt
-        self.decode_node = order.decode_node
-        self.tokens = order.input_tokens - order.cached_tokens
-        self.kv_bytes = kv_bytes
-        self.start_s = self.end_s = 0.0
-        self.token: int | None = None  # the grant's
+    order: Prefill
+    request_id: str
+    attempt: int
+    decode_node: str
+    tokens: int
+    kv_bytes: int
+    start_s: float = 0.0
+    end_s: float = 0.0
+    token: int | None = None
 
 
 class PrefillInstance:
@@ -109,8 +109,8 @@ class PrefillInstance:
     def queued_requests(self) -> int:
         return len(self._queue)
 
-    @property
-    def running_requests(self) -> int:
+    def running_requests(self, now_s: float) -> int:
+        """1 while a prefill runs, else 0."""
         return int(self._running is not None)
 
     def next_s(self) -> float | None:
@@ -129,7 +129,8 @@ class PrefillInstance:
 
     def _on_prefill(self, now_s: float, order: Prefill, out: list[Out]) -> None:
         tokens = order.input_tokens - order.cached_tokens
-        self._queue.append(_Prefill(order, round(self._timing.s_kv(tokens))))
+        kv_bytes = round(self._timing.s_kv(tokens))
+        self._queue.append(_Prefill(order, order.request_id, order.attempt, order.decode_node, tokens, kv_bytes))
         self.queued_tokens += tokens
         self._start_next(now_s, out)
 
@@ -227,19 +228,16 @@ class PrefillInstance:
         return job
 
 
-class _Transfer:
-    """One attempt at a decode node, from its announcement until its slot is free again."""
+class _Transfer(msgspec.Struct, gc=False, eq=False):
+    """One attempt at a decode node, from its announcement until its slot is free again. emitted: tokens that left."""
 
-    __slots__ = ("admitted_s", "emitted", "gone", "key", "kv_bytes", "landed_s", "offer", "token")
-
-    def __init__(self, offer: Announce) -> None:
-        self.offer = offer
-        self.key: Key = (offer.request_id, offer.attempt)
-        self.kv_bytes = offer.kv_bytes
-        self.token = 0
-        self.landed_s = self.admitted_s = 0.0
-        self.emitted = 0  # answer tokens that have left
-        self.gone = False  # cancelled in its slot: what is still scheduled for it is void
+    offer: Announce
+    key: Key
+    kv_bytes: int
+    token: int = 0
+    landed_s: float = 0.0
+    admitted_s: float = 0.0
+    emitted: int = 0
 
 
 class DecodeInstance:
@@ -277,7 +275,8 @@ class DecodeInstance:
         self._coming: dict[int, _Transfer] = {}  # granted, by token
         self._landed: dict[Key, _Transfer] = {}  # landed, not admitted; in order
         self._decoding: dict[Key, _Transfer] = {}
-        self._events: list[tuple[float, int, _Transfer]] = []
+        self._events: list[tuple[float, int, _Transfer]] = []  # tokens to come
+        self._freeing: list[tuple[float, int, _Transfer]] = []  # finished: when their slots are free
         self._sequence = 0
         self._handlers = {
             Wake: self._on_wake,
@@ -294,9 +293,9 @@ class DecodeInstance:
         """Requests whose KV has landed and that wait for a slot."""
         return len(self._landed)
 
-    @property
-    def running_requests(self) -> int:
-        """Slots taken (a slot is held for one step after its last token)."""
+    def running_requests(self, now_s: float) -> int:
+        """Slots taken at `now_s` (a slot is held for one step after its last token)."""
+        self._reclaim(now_s)
         return self.slots - self._free_slots
 
     @property
@@ -304,10 +303,14 @@ class DecodeInstance:
         return len(self._waiting)
 
     def next_s(self) -> float | None:
-        """When the next token event, end or slot release is due, in model seconds; None when nothing is decoding."""
+        """When the next token event or end is due, or a slot is free for one that waits; None when nothing is.
+
+        Model seconds. A slot that nobody waits for is freed without an event: it is looked at when it is needed.
+        """
         events = self._events
-        while events and events[0][2].gone:
-            heapq.heappop(events)
+        if self._landed and self._freeing:
+            freed_s = self._freeing[0][0]
+            return events[0][0] if events and events[0][0] <= freed_s else freed_s
         return events[0][0] if events else None
 
     def accepts(self, message: AnyMessage) -> bool:
@@ -327,46 +330,60 @@ class DecodeInstance:
             )
             out.append((offer.prefill_node, Refuse(offer.request_id, offer.attempt, reason)))
             return
-        transfer = _Transfer(offer)
-        self._waiting[transfer.key] = transfer
+        key = (offer.request_id, offer.attempt)
+        self._waiting[key] = _Transfer(offer, key, offer.kv_bytes)
         self._grant(out)
 
     def _grant(self, out: list[Out]) -> None:
-        while self._waiting:
-            key, transfer = next(iter(self._waiting.items()))
+        waiting = self._waiting
+        while waiting:
+            key = next(iter(waiting))
+            transfer = waiting[key]
             if self.landing_used + transfer.kv_bytes > self.landing_bytes:
                 return
-            del self._waiting[key]
+            del waiting[key]
             self.landing_used += transfer.kv_bytes
-            transfer.token = self._next_token
-            self._next_token += 1
-            self._coming[transfer.token] = transfer
+            token = transfer.token = self._next_token
+            self._next_token = token + 1
+            self._coming[token] = transfer
             sender = transfer.offer.prefill_node
-            out.append((WIRE, Expect(transfer.token, transfer.kv_bytes, sender)))
-            out.append((sender, Grant(*key, transfer.token)))
+            out.append((WIRE, Expect(token, transfer.kv_bytes, sender)))
+            out.append((sender, Grant(key[0], key[1], token)))
 
     def _on_landed(self, now_s: float, landed: Landed, out: list[Out]) -> None:
         transfer = self._coming.pop(landed.token, None)
         if transfer is None:
             return
         transfer.landed_s = now_s
-        self._landed[transfer.key] = transfer
-        out.append((transfer.offer.prefill_node, Received(*transfer.key)))
+        key = transfer.key
+        self._landed[key] = transfer
+        out.append((transfer.offer.prefill_node, Received(key[0], key[1])))
         self._admit(now_s, out)
 
+    def _reclaim(self, now_s: float) -> None:
+        """The slots that are free by `now_s`."""
+        freeing = self._freeing
+        while freeing and freeing[0][0] <= now_s:
+            del self._decoding[heapq.heappop(freeing)[2].key]
+            self._free_slots += 1
+
     def _admit(self, now_s: float, out: list[Out]) -> None:
+        landed = self._landed
+        if not landed:
+            return
+        self._reclaim(now_s)
         admitted = False
-        while self._free_slots and self._landed:
-            key = next(iter(self._landed))
-            transfer = self._landed.pop(key)
+        while self._free_slots and landed:
+            key = next(iter(landed))
+            transfer = landed.pop(key)
             self._free_slots -= 1
             self.landing_used -= transfer.kv_bytes
             transfer.admitted_s = now_s
             self._decoding[key] = transfer
             admitted = True
-            out.append((CONTROL, Admitted(*key, transfer.landed_s, now_s)))
+            out.append((CONTROL, Admitted(key[0], key[1], transfer.landed_s, now_s)))
             self._emit(transfer, 1, out)
-        if admitted:
+        if admitted and self._waiting:
             self._grant(out)
 
     def _emit(self, transfer: _Transfer, upto: int, out: list[Out]) -> None:
@@ -375,27 +392,27 @@ class DecodeInstance:
         if self._interval:
             out.append((CONTROL, Tokens(*transfer.key, transfer.emitted, upto - transfer.emitted)))
         transfer.emitted = upto
+        self._sequence += 1
         if upto == length:
             finished_s = transfer.admitted_s + (length - 1) * self.step_s
             freed_s = transfer.admitted_s + length * self.step_s
-            out.append((CONTROL, Finished(*transfer.key, finished_s, freed_s, length)))
-            due_s = freed_s
+            key = transfer.key
+            out.append((CONTROL, Finished(key[0], key[1], finished_s, freed_s, length)))
+            heapq.heappush(self._freeing, (freed_s, self._sequence, transfer))
         else:
             upto = min(upto + self._interval, length) if self._interval else length
             due_s = transfer.admitted_s + (upto - 1) * self.step_s
-        self._sequence += 1
-        heapq.heappush(self._events, (due_s, self._sequence, transfer))
+            heapq.heappush(self._events, (due_s, self._sequence, transfer))
 
     def _on_wake(self, now_s: float, _: Wake, out: list[Out]) -> None:
+        events, interval = self._events, self._interval
         while (due_s := self.next_s()) is not None and due_s <= now_s:
-            transfer = heapq.heappop(self._events)[2]
-            length = transfer.offer.output_tokens
-            if transfer.emitted == length:
-                del self._decoding[transfer.key]
-                self._free_slots += 1
-                self._admit(due_s, out)
+            if events and events[0][0] == due_s:
+                transfer = heapq.heappop(events)[2]
+                length = transfer.offer.output_tokens
+                self._emit(transfer, min(transfer.emitted + interval, length) if interval else length, out)
             else:
-                self._emit(transfer, min(transfer.emitted + self._interval, length) if self._interval else length, out)
+                self._admit(due_s, out)
 
     def _on_damaged(self, now_s: float, damaged: Damaged, out: list[Out]) -> None:
         transfer = self._coming.pop(damaged.token, None)
@@ -411,7 +428,7 @@ class DecodeInstance:
         # A Cancel may overtake the Announce, and the sender's Abort cross the landing of its KV: both end every stage.
         key = (over.request_id, over.attempt)
         if key in self._decoding:
-            self._decoding.pop(key).gone = True
+            self._leave(self._decoding.pop(key))
             self._free_slots += 1
             self._admit(now_s, out)
         elif key in self._landed:
@@ -419,6 +436,15 @@ class DecodeInstance:
         else:
             self._give_up(key, out)
         self._grant(out)
+
+    def _leave(self, transfer: _Transfer) -> None:
+        """What is still scheduled for a cancelled request is void."""
+        for heap in (self._events, self._freeing):
+            for i, entry in enumerate(heap):
+                if entry[2] is transfer:
+                    del heap[i]
+                    heapq.heapify(heap)
+                    break
 
     def _on_peer_lost(self, now_s: float, lost: PeerLost, out: list[Out]) -> None:
         unfinished = [*self._waiting.values(), *self._coming.values()]

@@ -53,7 +53,7 @@ class Curve:
     last point: ProfileError.
     """
 
-    __slots__ = ("_slopes", "_xs", "_ys", "first_tokens", "last_tokens", "profile")
+    __slots__ = ("_pieces", "_xs", "_ys", "first_tokens", "last_tokens", "profile")
 
     def __init__(self, profile: str, tokens: Sequence[int], values: Sequence[float]) -> None:
         """`tokens`: at least two, ascending, >= 1. `values`: as many, > 0. Errors name `profile`."""
@@ -63,10 +63,13 @@ class Curve:
             extended = ys[0] - slope * (xs[0] - 1)
             xs.insert(0, 1.0)
             ys.insert(0, max(extended, ys[0] / xs[1]))
+        xs.insert(0, 0.0)
+        ys.insert(0, ys[0])
         self.profile = profile
         self.first_tokens, self.last_tokens = int(tokens[0]), int(tokens[-1])
         self._xs, self._ys = xs, ys
-        self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in zip(xs, xs[1:], ys, ys[1:], strict=False)] + [0.0]
+        slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in zip(xs, xs[1:], ys, ys[1:], strict=False)]
+        self._pieces = list(zip(xs, ys, [*slopes, 0.0], strict=True))
 
     @overload
     def __call__(self, tokens: float) -> float: ...
@@ -74,23 +77,22 @@ class Curve:
     def __call__(self, tokens: FloatArray) -> FloatArray: ...
     def __call__(self, tokens: float | FloatArray) -> float | FloatArray:
         """The value at `tokens`, a number or an array (same shape). Raises ProfileError outside 0 .. last point."""
-        if isinstance(tokens, np.ndarray):
+        if type(tokens) is not int and isinstance(tokens, np.ndarray):
             inside = (tokens >= 0) & (tokens <= self.last_tokens)
             if not inside.all():
                 raise self._outside(float(tokens[~inside].flat[0]))
             return np.interp(tokens, self._xs, self._ys)
         if not 0 <= tokens <= self.last_tokens:
             raise self._outside(tokens)
-        i = bisect_right(self._xs, tokens) - 1
-        if i < 0:
-            return self._ys[0]
-        return self._ys[i] + self._slopes[i] * (tokens - self._xs[i])
+        x, y, slope = self._pieces[bisect_right(self._xs, tokens) - 1]
+        return y + slope * (tokens - x)
 
     def scaled(self, profile: str, factor: float) -> Curve:
         """`factor` times this curve, for a profile of another name; same points, same extension."""
         other = copy.copy(self)
         other.profile = profile
-        other._ys, other._slopes = [factor * y for y in self._ys], [factor * slope for slope in self._slopes]
+        other._ys = [factor * y for y in self._ys]
+        other._pieces = [(x, factor * y, factor * slope) for x, y, slope in self._pieces]
         return other
 
     def _outside(self, tokens: float) -> ProfileError:

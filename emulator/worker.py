@@ -281,7 +281,7 @@ class Worker:
             self._telemetry.cancel()
         if self._gateway is None:
             return
-        machine = self.machine
+        machine, now_s = self.machine, self.clock.now_s()
         outbox_bytes = landing_bytes = queued_tokens = waiting_grants = 0
         if isinstance(machine, PrefillInstance):
             queued_tokens, outbox_bytes = machine.queued_tokens, machine.outbox_used
@@ -290,10 +290,10 @@ class Worker:
         self._gateway.send(
             Telemetry(
                 node=self.config.name,
-                t_s=self.clock.now_s(),
+                t_s=now_s,
                 queued_requests=machine.queued_requests,
                 queued_tokens=queued_tokens,
-                running_requests=machine.running_requests,
+                running_requests=machine.running_requests(now_s),
                 outbox_bytes=outbox_bytes,
                 landing_bytes=landing_bytes,
                 waiting_grants=waiting_grants,

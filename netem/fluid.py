@@ -6,10 +6,11 @@ piece is what layer-wise pipelining cannot hide). A pair with bytes waiting take
 caught up takes no more than it produces. Rates are re-shared whenever a transfer starts, ends, catches up or runs
 dry, or the link steps; between these nothing happens, so the cost does not depend on bytes or pieces.
 
-While the link is calm (nobody waits, and all that is produced fits) a change of one pair changes nothing for the
-others: only that pair is looked at. That is most of the time, and it is where the cost of a run is decided.
+While the link is calm (nobody waits, and all that is produced fits), or one pair alone has bytes waiting and drains
+them, a change of that pair changes nothing for the others: only it is looked at. That is most of the time, and it is
+where the cost of a run is decided.
 
-Pure: `handle`-like calls with a time, `next_s()` for the next thing that happens by itself. Units are the caller's
+Pure: `handle`-like calls with a time, `next_s()` for when it wants to be looked at again. Units are the caller's
 own, consistently: seconds, bytes, bits/s.
 """
 
@@ -104,7 +105,8 @@ class FluidLink:
         self._spare = self._capacity  # bytes/s that fill the bucket, since _spare_s
         self._spare_s = -_INFINITY if burst_bytes else 0.0
         self._calm = True  # nobody waits, every active pair sends what it produces
-        self._demand = 0.0  # what they produce together, bytes/s, while it is calm
+        self._alone: _Pair | None = None  # or: only this one waits, and all others send what they produce
+        self._demand = 0.0  # what those who do not wait send together, bytes/s, while either holds
         self._next_s = _INFINITY
         self._next_pair: _Pair | None = None
 
@@ -163,21 +165,35 @@ class FluidLink:
 
     def advance(self, now_s: float) -> list[tuple[float, int]]:
         """Everything up to now: (landed_s, token) of each transfer whose last byte has arrived since, in order."""
-        self._advance(now_s)
+        if self._next_s <= now_s:
+            self._advance(now_s)
         landed = []
         while self._landings and self._landings[0][0] <= now_s:
             landed.append(self._landings.popleft())
         return landed
 
     def next_s(self) -> float | None:
-        """When something next happens by itself; None when nothing will."""
+        """No transfer lands before this time, unless the outside says something; None when none ever will.
+
+        While the link is calm that is the end of the computation a transfer belongs to; what happens until then slows
+        transfers down if anything, and `advance` goes through it in its order.
+        """
         due_s = self._next_s
+        if self._calm and due_s != _INFINITY:
+            due_s = _INFINITY
+            for pair in self._active.values():
+                end_s = pair.transfers[0].end_s
+                if pair.due_s > end_s:
+                    end_s = pair.due_s
+                if end_s < due_s:
+                    due_s = end_s
         if self._landings and self._landings[0][0] < due_s:
             due_s = self._landings[0][0]
         return None if due_s == _INFINITY else due_s
 
     def delivered_bytes(self, now_s: float) -> float:
         """Payload sent by `now_s`, cumulative. At the end of all transfers it is produced_bytes."""
+        self._advance(now_s)
         for pair in self._active.values():
             self._flow(now_s, pair)
         return self._delivered
@@ -243,23 +259,25 @@ class FluidLink:
 
     def _settle(self, now_s: float, pair: _Pair, before: float) -> None:
         """After a pair has changed, its source having been `before`: the rates, and what happens next."""
-        if not self._calm or self._cap != _INFINITY:
+        if self._cap != _INFINITY or not (self._calm or self._alone is pair):
             self._share(now_s)
             return
-        demand = self._demand + pair.source - before
-        if demand > self._capacity:
+        waiting = pair.produced - pair.sent
+        others = self._demand if self._alone is pair else self._demand - before
+        demand = others + pair.source
+        if demand > self._capacity or (waiting > _EPSILON and self._alone is pair):
             self._share(now_s)
             return
         if self._burst:
             self._fill_bucket(now_s)
-        waiting = pair.produced - pair.sent
         if waiting > _EPSILON:
-            if waiting > self._tokens or pair.source:
-                self._share(now_s)
+            taken = waiting if waiting < self._tokens else self._tokens  # by the bucket, at once
+            self._tokens -= taken
+            self._delivered += taken
+            pair.sent = pair.produced if taken == waiting else pair.sent + taken
+            if taken < waiting:
+                self._drain(now_s, pair, others)
                 return
-            self._tokens -= waiting  # the bucket takes all of it, at once
-            self._delivered += waiting
-            pair.sent = pair.produced
         while pair.transfers and pair.sent >= pair.transfers[0].mark - _EPSILON:
             self._landings.append((now_s + self.delay_s, pair.transfers.popleft().token))
         if pair.transfers:
@@ -268,19 +286,38 @@ class FluidLink:
         elif pair.key in self._active:
             pair.produced = pair.sent = pair.rate = 0.0
             del self._active[pair.key]
+        self._calm, self._alone = True, None
         self._demand = demand
         self._spare = self._capacity - demand
-        next_s, next_pair = _INFINITY, None
+        self._look()
+
+    def _drain(self, now_s: float, pair: _Pair, others: float) -> None:
+        """This pair alone has bytes waiting: it gets all that the others, who send what they produce, leave."""
+        left = self._capacity - others
         for other in self._active.values():
-            if other.due_s < next_s:
-                next_s, next_pair = other.due_s, other
+            if other.source > left and other is not pair:  # then it would have to give way
+                self._share(now_s)
+                return
+        pair.rate = left
+        self._foresee(pair)
+        self._calm, self._alone = False, pair
+        self._demand, self._spare = others, 0.0
+        self._look()
+
+    def _look(self) -> None:
+        """Which pair has the next event."""
+        next_s, next_pair = _INFINITY, None
+        for pair in self._active.values():
+            if pair.due_s < next_s:
+                next_s, next_pair = pair.due_s, pair
         self._next_s, self._next_pair = next_s, next_pair
 
     def _happen(self, at_s: float, pair: _Pair) -> None:
         transfers = pair.transfers
         if pair.event is _SENT:
-            self._delivered += transfers[0].mark - pair.sent
-            pair.sent = transfers[0].mark
+            if pair.sent < transfers[0].mark:  # else the bucket took what follows too
+                self._delivered += transfers[0].mark - pair.sent
+                pair.sent = transfers[0].mark
             self._landings.append((at_s + self.delay_s, transfers.popleft().token))
             if not transfers:
                 pair.produced = pair.sent = pair.rate = 0.0
@@ -312,6 +349,7 @@ class FluidLink:
         waiting = []
         active = self._active.values()
         next_s, next_pair = _INFINITY, None
+        filled = False
         for pair in active:
             if pair.at_s < now_s:
                 self._flow(now_s, pair)
@@ -332,21 +370,22 @@ class FluidLink:
                 share = self._cap
             if largest > share or largest > self._cap:
                 self._fill(active, waiting)
-                waiting = list(active)
+                waiting, filled = list(active), True
             else:
                 for pair in waiting:
                     pair.rate = share
         elif left < 0 or largest > self._cap:
             self._fill(active, waiting)
-            waiting = list(active)
+            waiting, filled = list(active), True
         for pair in waiting:
             self._foresee(pair)
             if pair.due_s < next_s:
                 next_s, next_pair = pair.due_s, pair
         self._next_s, self._next_pair = next_s, next_pair
         self._calm = not waiting
-        self._demand = sum([pair.rate for pair in active])
-        self._spare = max(0.0, self._capacity - self._demand)
+        self._alone = waiting[0] if len(waiting) == 1 and not filled else None
+        self._demand = sum([pair.rate for pair in active if pair is not self._alone])
+        self._spare = max(0.0, left if self._calm else self._capacity - sum([pair.rate for pair in active]))
 
     def _fill_bucket(self, now_s: float) -> None:
         """The bucket as it is at `now_s`, filled by what was left over."""

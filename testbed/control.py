@@ -65,62 +65,45 @@ class NodeLost(msgspec.Struct, frozen=True, tag=True):
 Event = Arrive | ClientGone | NodeUp | NodeLost | Prefilled | Admitted | Finished | AttemptFailed | Telemetry
 
 
-class Record:
+class Record(msgspec.Struct, gc=False, eq=False):
     """Everything known of one request; one row of the results when it ends. Times: model seconds, nan for none.
 
     status: ok | failed | aborted (its client left). error: a short kind. policy_error: how the policy failed, when a
     fallback decided.
     """
 
-    __slots__ = (
-        "admitted_s",
-        "arrive_s",
-        "attempts",
-        "cached_tokens",
-        "decode_node",
-        "error",
-        "error_message",
-        "finished_s",
-        "input_tokens",
-        "kv_bytes",
-        "landed_s",
-        "output_tokens",
-        "output_tokens_asked",
-        "placed",
-        "policy_error",
-        "prefill_cost_s",
-        "prefill_end_s",
-        "prefill_node",
-        "prefill_site",
-        "prefill_start_s",
-        "prefilled",
-        "reason",
-        "request_id",
-        "route_s",
-        "status",
-        "threshold_tokens",
-        "view",
-    )
+    view: RequestView
+    request_id: str
+    input_tokens: int
+    output_tokens_asked: int
+    arrive_s: float
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    attempts: int = 0
+    kv_bytes: int = 0
+    prefill_node: str = ""
+    decode_node: str = ""
+    prefill_site: str = ""
+    reason: str = ""
+    status: str = ""
+    error: str = ""
+    error_message: str = ""
+    policy_error: str = ""
+    threshold_tokens: float = math.nan
+    route_s: float = math.nan
+    prefill_start_s: float = math.nan
+    prefill_end_s: float = math.nan
+    landed_s: float = math.nan
+    admitted_s: float = math.nan
+    finished_s: float = math.nan
+    prefill_cost_s: float = 0.0
+    placed: bool = False  # counted at its nodes
+    prefilled: bool = False  # no longer counted at its prefill node
 
-    def __init__(self, view: RequestView, output_tokens: int) -> None:
-        nan = float("nan")
-        self.view = view
-        self.request_id = view.request_id
-        self.input_tokens = view.input_tokens
-        self.cached_tokens = 0
-        self.output_tokens_asked = output_tokens
-        self.output_tokens = 0
-        self.attempts = 0
-        self.kv_bytes = 0
-        self.prefill_node = self.decode_node = self.prefill_site = ""
-        self.reason = self.status = self.error = self.error_message = self.policy_error = ""
-        self.threshold_tokens = nan
-        self.arrive_s = view.arrival_s
-        self.route_s = self.prefill_start_s = self.prefill_end_s = nan
-        self.landed_s = self.admitted_s = self.finished_s = nan
-        self.prefill_cost_s = 0.0
-        self.placed = False  # counted at its nodes
-        self.prefilled = False  # no longer counted at its prefill node
+    @classmethod
+    def of(cls, view: RequestView, output_tokens: int) -> Record:
+        """A request that has just arrived."""
+        return cls(view, view.request_id, view.input_tokens, output_tokens, view.arrival_s)
 
     @property
     def admitted(self) -> bool:
@@ -188,6 +171,7 @@ class Control:
         self.policy = policy
         self.policy_errors: dict[str, int] = {}
         self._nodes = nodes
+        self._serving: dict[str, Role] = {}  # the live nodes
         self._fallback = fallback
         self._max_attempts = max_attempts
         self._ask = ask
@@ -227,7 +211,7 @@ class Control:
         view = RequestView(
             event.request_id, now_s, event.input_tokens, event.block_hashes, event.block_size, event.session
         )
-        record = Record(view, event.output_tokens)
+        record = Record.of(view, event.output_tokens)
         self.live[event.request_id] = record
         self._route(now_s, record, out)
 
@@ -291,8 +275,11 @@ class Control:
         if type(decision) is not Decision:
             return self._no_decision(decision)
         threshold = decision.threshold_tokens
-        if threshold is not None and type(threshold) is not float and not isinstance(threshold, Real):
+        if type(threshold) is not float and threshold is not None and not isinstance(threshold, Real):
             return f"bad threshold_tokens: {threshold!r}"
+        prefill, decode = self._serving.get(decision.prefill_node), self._serving.get(decision.decode_node)
+        if prefill == "prefill" and decode == "decode":
+            return ""
         for name, role in ((decision.prefill_node, "prefill"), (decision.decode_node, "decode")):
             node = self._nodes.get(name)
             if node is None:
@@ -412,6 +399,7 @@ class Control:
             self._on_node_lost(now_s, NodeLost(event.node, "it began anew"), out)
         node.role = event.role
         node.alive = True
+        self._serving[event.node] = event.role
         self.view.nodes_changed()
         node.told_s = -math.inf
         node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
@@ -423,6 +411,7 @@ class Control:
         if not node.alive:
             return
         node.alive = False
+        del self._serving[event.node]
         self.view.nodes_changed()
         self._landing_bps.pop(event.node, None)
         self.view.egress_bps = sum(self._landing_bps.values())

@@ -33,6 +33,7 @@ from emulator.messages import (
     CONTROL,
     WAKE,
     WIRE,
+    Announce,
     AnyMessage,
     Landed,
     StopTransmit,
@@ -73,6 +74,17 @@ INTRA_BPS: Final = 800e9
 """KV inside a site, bits/s a pair: the paper's RDMA fabric, taken as 8 x 100 Gbps. On the wire it is loopback."""
 
 
+class _Port:
+    """A machine as the driver reaches it. armed_s: the wake-up that it waits for."""
+
+    __slots__ = ("armed_s", "handle", "name", "next_s", "site")
+
+    def __init__(self, name: str, site: Site, machine: Machine) -> None:
+        self.name, self.site = name, site
+        self.handle, self.next_s = machine.handle, machine.next_s
+        self.armed_s: float | None = None
+
+
 class World:
     """Everything of one run in virtual time.
 
@@ -98,13 +110,10 @@ class World:
         self._requests = requests
         self._heap: list[tuple[float, int, int, Any]] = []
         self._order = 0
-        self._due: deque[tuple[Any, AnyMessage]] = deque()
+        self._due: deque[tuple[str, Any]] = deque()  # who, and a machine's message or control's event
         self._machines: dict[str, Machine] = {}
-        self._armed: dict[str, float] = {}
-        self._site: dict[str, Site] = {}
         fleet = []
         for name, site, role in instances(deployment):
-            self._site[name] = site
             fleet.append(NodeSpec(name, site, role, decode.decode_slots if role == "decode" else 0))
             if role == "prefill":
                 self._machines[name] = PrefillInstance(
@@ -122,6 +131,7 @@ class World:
                     landing_bytes=scenario.transport.landing_bytes,
                     token_base=(len(fleet) - 1) << 40,
                 )
+        self._ports = {spec.name: _Port(spec.name, spec.site, self._machines[spec.name]) for spec in fleet}
         self.control = Control(
             fleet,
             cost_functions(scenario, deployment),
@@ -158,25 +168,22 @@ class World:
         return self._go(1)
 
     def _go(self, steps: int | None) -> bool:
-        """Let `steps` things happen, or all; whether they did. One loop with its names at hand: it runs 40,000 times a
+        """Let `steps` things happen, or all; whether they did. One loop with its names at hand: it runs 20,000 times a
         thousand requests."""
-        heap, due, armed, machines = self._heap, self._due, self._armed, self._machines
+        heap, due, ports = self._heap, self._due, self._ports
         next_message, later, gate_of = due.popleft, due.append, GATE_OF.get
         counts, sums_s = self.passages.counts, self.passages.sums_s
-        while steps is None or steps > 0:
-            if not heap or self._arrival_s < heap[0][0]:
-                if self._arrival_s == _NEVER:
-                    return False
-                now_s = self.now_s = self._arrival_s
-                self._arrive()
-            else:
+        tell_control, on_end = self.control.handle, self._on_end
+        events, budget = 0, -1 if steps is None else steps
+        while budget:
+            if heap and heap[0][0] <= self._arrival_s:
                 now_s, kind, _, what = heappop(heap)
                 if kind == WAKE_UP:
-                    if armed.get(what) != now_s:
+                    if what.armed_s != now_s:
                         continue  # an older wish: the machine has asked for another time since
-                    del armed[what]
+                    what.armed_s = None
                     self.now_s = now_s
-                    later((what, WAKE))
+                    later((what.name, WAKE))
                 elif kind == LANDING:
                     if what is not None:
                         self.now_s = now_s
@@ -191,30 +198,42 @@ class World:
                     self.now_s = now_s
                     self.link.set_capacity(now_s, what)
                     self._land()
+            elif self._arrival_s == _NEVER:
+                break
+            else:
+                now_s = self.now_s = self._arrival_s
+                self._arrive()
             while due:
                 destination, message = next_message()
-                gate = gate_of(type(message))
-                if gate is not None:  # as Passages.passes; a call would show in the innermost loop
-                    counts[gate] += 1
-                    sums_s[gate] += now_s
                 if destination == CONTROL:
-                    self._tell_control(message)
+                    gate = gate_of(type(message))
+                    if gate is not None:  # as Passages.passes; a call would show in the innermost loop
+                        counts[gate] += 1
+                        sums_s[gate] += now_s
+                    for whom, command in tell_control(now_s, message):
+                        if whom == CLIENT:
+                            on_end(command.record)  # type: ignore[union-attr]
+                        else:
+                            later((whom, command))
                     continue
-                machine = machines[destination]
-                for out in machine.handle(now_s, message):
+                if type(message) is Announce:
+                    counts[1] += 1
+                    sums_s[1] += now_s
+                port = ports[destination]
+                for out in port.handle(now_s, message):
                     if out[0] == WIRE:
-                        self._tell_wire(destination, out[1])
+                        self._tell_wire(port, out[1])
                     else:
                         later(out)
-                due_s = machine.next_s()
-                if due_s is not None and armed.get(destination) != due_s:
-                    armed[destination] = due_s
+                due_s = port.next_s()
+                if due_s is not None and due_s != port.armed_s:
+                    port.armed_s = due_s
                     self._order += 1
-                    heappush(heap, (due_s, WAKE_UP, self._order, destination))
-            self.events += 1
-            if steps is not None:
-                steps -= 1
-        return True
+                    heappush(heap, (due_s, WAKE_UP, self._order, port))
+            events += 1
+            budget -= 1
+        self.events += events
+        return budget == 0
 
     # arrivals
     def _await_arrival(self) -> None:
@@ -228,16 +247,15 @@ class World:
         self._next_request = index + 1
         self._await_arrival()
         self.passages.passes(self.now_s, 0)
-        self._tell_control(
-            Arrive(
-                f"r{index:07d}",
-                request.input_tokens,
-                request.output_tokens,
-                request.block_hashes,
-                request.block_size,
-                request.session,
-            )
+        event = Arrive(
+            f"r{index:07d}",
+            request.input_tokens,
+            request.output_tokens,
+            request.block_hashes,
+            request.block_size,
+            request.session,
         )
+        self._due.append((CONTROL, event))
 
     # messages
     def _push(self, at_s: float, kind: int, what: Any) -> None:
@@ -249,17 +267,17 @@ class World:
             if destination == CLIENT:
                 self._on_end(command.record)  # type: ignore[union-attr]
             else:
-                self._due.append((destination, command))  # type: ignore[arg-type]
+                self._due.append((destination, command))
 
     # KV
-    def _tell_wire(self, node: str, message: AnyMessage) -> None:
+    def _tell_wire(self, sender: _Port, message: AnyMessage) -> None:
         if type(message) is Transmit:
-            if self._site[node] == PD:
+            if sender.site == PD:
                 self._push(self._intra_landing_s(message), LANDING, message.token)
             else:
                 self.link.transmit(
                     self.now_s,
-                    node,
+                    sender.name,
                     message.decode_node,
                     message.token,
                     message.kv_bytes,
@@ -268,7 +286,7 @@ class World:
                     message.end_s,
                 )
                 self._land()
-        elif type(message) is StopTransmit and self._site[node] != PD:
+        elif type(message) is StopTransmit and sender.site != PD:
             self.link.stop(self.now_s, message.token)
             self._land()
 
@@ -288,6 +306,7 @@ class World:
             self._push(due_s, LANDING, None)
 
     def _landed(self, token: int) -> None:
+        self.passages.passes(self.now_s, GATE_OF[Landed])
         self._due.append((self._receiver[token >> 40], Landed(token)))
 
 

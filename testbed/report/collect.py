@@ -35,19 +35,18 @@ class Collector:
     def __init__(self) -> None:
         self._times = array("d")
         self._counts = array("q")
-        self._codes = array("H")
-        self._words: dict[str, int] = {}
+        self._codes = array("I")
+        self._words: dict[tuple[str, ...], int] = {}  # every combination that came up
         self._ids: list[str] = []
 
     def __call__(self, record: Record) -> None:
         self._times.extend(_times_of(record))
         self._counts.extend(_counts_of(record))
-        words = self._words
-        for word in _words_of(record):
-            code = words.get(word)
-            if code is None:
-                code = words[word] = len(words)
-            self._codes.append(code)
+        words = _words_of(record)
+        code = self._words.get(words)
+        if code is None:
+            code = self._words[words] = len(self._words)
+        self._codes.append(code)
         self._ids.append(record.request_id)
 
     def __len__(self) -> int:
@@ -60,16 +59,18 @@ class Collector:
         """
         times = np.frombuffer(self._times, dtype=np.float64).reshape(-1, len(_TIMES))
         counts = np.frombuffer(self._counts, dtype=np.int64).reshape(-1, len(_COUNTS))
-        codes = np.frombuffer(self._codes, dtype=np.uint16).reshape(-1, len(WORDS))
+        codes = np.frombuffer(self._codes, dtype=np.uint32)
         order = np.lexsort((np.arange(len(times)), times[:, 0]))
         columns: dict[str, object] = {"request_id": np.asarray(self._ids, dtype=object)[order]}
         columns |= {name: times[order, i] for i, name in enumerate(_TIMES)}
         columns |= {name: counts[order, i] for i, name in enumerate(_COUNTS)}
-        names = list(self._words)
-        columns |= {
-            name: pd.Categorical.from_codes(codes[order, i].astype(np.int32), names)  # type: ignore[call-overload]
-            for i, name in enumerate(WORDS)
-        }
+        codes = codes[order]
+        for i, name in enumerate(WORDS):
+            texts = [words[i] for words in self._words]
+            names = list(dict.fromkeys(texts))
+            of_name = {text: code for code, text in enumerate(names)}
+            mapped = np.array([of_name[text] for text in texts], dtype=np.int32)
+            columns[name] = pd.Categorical.from_codes(mapped[codes], names)  # type: ignore[call-overload]
         table = pd.DataFrame(columns)
         table["sched_s"] = table["send_s"] = table["arrive_s"]
         table["headers_s"] = table["first_token_s"] = table["admitted_s"]

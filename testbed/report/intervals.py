@@ -75,3 +75,10 @@ def main_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 def over_runs(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Interval]:
     """The interval of every figure over runs: `runs` holds one `main_figures` a run."""
     return {key: interval([run[key] for run in runs]) for key in runs[0]}
+
+
+def repeated(
+    seeds: Sequence[int], verdicts: Sequence[str], runs: Sequence[Mapping[str, float | None]]
+) -> dict[str, Any]:
+    """What runs under several seeds come to. A run that is not valid is named by its verdict, and counts."""
+    return {"n": len(runs), "seeds": list(seeds), "verdicts": list(verdicts), "figures": over_runs(runs)}

@@ -85,13 +85,14 @@ def run_until(machine: PrefillInstance | DecodeInstance, until_s: float = math.i
 
 
 def assert_prefill_idle(node: PrefillInstance) -> None:
-    assert (node.outbox_used, node.queued_tokens, node.queued_requests, node.running_requests) == (0, 0, 0, 0)
+    assert (node.outbox_used, node.queued_tokens, node.queued_requests, node.running_requests(math.inf)) == (0, 0, 0, 0)
     assert node.next_s() is None
     assert not node._unsent
 
 
 def assert_decode_idle(node: DecodeInstance) -> None:
-    assert (node.landing_used, node.waiting_grants, node.queued_requests, node.running_requests) == (0, 0, 0, 0)
+    assert node.running_requests(math.inf) == 0
+    assert (node.landing_used, node.waiting_grants, node.queued_requests) == (0, 0, 0)
     assert node.next_s() is None
     assert [node._waiting, node._coming, node._landed, node._decoding] == [{}, {}, {}, {}]
 
@@ -152,7 +153,7 @@ class TestPrefill:
         node = prefill_node()
         for name, tokens in (("a", 100), ("b", 200), ("c", 300)):
             node.handle(0.0, order(name, tokens, cached=50))
-        assert (node.queued_requests, node.queued_tokens, node.running_requests) == (2, 150 + 250, 1)
+        assert (node.queued_requests, node.queued_tokens, node.running_requests(math.inf)) == (2, 150 + 250, 1)
 
     def test_it_tells_which_messages_are_for_it(self) -> None:
         node = prefill_node()
@@ -182,14 +183,14 @@ class TestPrefill:
         for name, tokens in (("a", 100), ("big", 100), ("small", 10)):
             node.handle(0.0, order(name, tokens))
         node.handle(1.0, WAKE)
-        assert (node.queued_requests, node.running_requests) == (2, 0)
+        assert (node.queued_requests, node.running_requests(math.inf)) == (2, 0)
 
     def test_one_that_is_larger_than_the_outbox_runs_alone(self) -> None:
         node = prefill_node(outbox_bytes=500)
         node.handle(0.0, order("a"))
         node.handle(0.0, order("b"))
         node.handle(1.0, WAKE)
-        assert node.running_requests == 0
+        assert node.running_requests(math.inf) == 0
         node.handle(2.0, Received("a", 1))
         assert node.next_s() == 3.0
 
@@ -440,8 +441,11 @@ class TestDecode:
     def test_an_answer_of_one_token_finishes_at_admission_and_holds_a_slot_one_step(self, interval: int | None) -> None:
         node = decode_node(stream_interval=interval)
         assert only(land(node, 1.0, "a", output=1), Finished) == [Finished("a", 1, 1.0, 1.0 + STEP_S, 1)]
-        assert (node.running_requests, node.next_s()) == (1, 1.0 + STEP_S)
-        assert run_until(node) == []
+        assert node.running_requests(1.0) == 1
+        assert only(land(node, 1.0, "b", output=1), Admitted) == [Admitted("b", 1, 1.0, 1.0)]
+        assert only(land(node, 1.0, "c", output=1), Admitted) == []
+        assert node.next_s() == 1.0 + STEP_S
+        assert [m.admitted_s for _, (_, m) in run_until(node) if type(m) is Admitted] == [1.0 + STEP_S]
         assert_decode_idle(node)
 
     def test_every_token_leaves_at_its_own_time(self) -> None:
@@ -464,14 +468,15 @@ class TestDecode:
         assert tokens == list(range(output))
         assert type(out[-1]) is Finished
 
-    def test_without_an_interval_no_token_is_told_and_an_answer_is_two_events(self) -> None:
+    def test_without_an_interval_no_token_is_told_and_an_answer_is_one_event(self) -> None:
         node = decode_node(stream_interval=None)
         assert only(land(node, 0.0, "a", output=1000), Tokens) == []
         wakes = 0
         while (due_s := node.next_s()) is not None:
             assert only(node.handle(due_s, WAKE), Tokens) == []
             wakes += 1
-        assert wakes == 2
+        assert wakes == 1
+        assert node.running_requests(1000 * STEP_S) == 0
 
     @pytest.mark.parametrize("interval", [1, None])
     def test_under_full_load_the_throughput_is_equation_5(self, interval: int | None) -> None:
@@ -500,7 +505,7 @@ class TestDecode:
         node = decode_node(slots=2)
         for name in "abc":
             land(node, 0.0, name)
-        assert (node.running_requests, node.queued_requests) == (2, 1)
+        assert (node.running_requests(0.0), node.queued_requests) == (2, 1)
 
 
 class TestDecodeEnds:
@@ -773,7 +778,7 @@ class Joined(RuleBasedStateMachine):
         for machine in self.machines.values():
             if isinstance(machine, DecodeInstance):
                 assert 0 <= machine.landing_used <= machine.landing_bytes
-                assert 0 <= machine.running_requests <= machine.slots
+                assert 0 <= machine.running_requests(self.now_s) <= machine.slots
                 assert set(machine._coming) == set(self.expected[machine.name])
             else:
                 assert machine.outbox_used == sum(job.kv_bytes for job in machine._unsent.values())

@@ -209,3 +209,14 @@ def test_integral_of_steps() -> None:
     assert integral_bits(steps, 0, 10) == 50 + 60
     assert integral_bits(steps, 4, 6) == 10 + 20
     assert integral_bits(steps, 9, 12) == 0
+
+
+def test_what_the_bucket_took_of_the_next_transfer_is_not_taken_again() -> None:
+    """Two transfers of one pair, both computed when the first is granted: the bucket passes 60 bytes, no more."""
+    link = link_of(100.0, burst_bytes=60.0)
+    link.transmit(5.0, "q", "d", 9, 1000.0, 1, 6.0, 20.0)  # somebody else is busy, with nothing to send yet
+    link.transmit(5.0, "p", "d", 1, 50.0, 1, 6.0, 7.0)
+    link.transmit(5.0, "p", "d", 2, 110.0, 1, 3.0, 4.0)
+    landed = drain(link)
+    assert landed[1] == pytest.approx(7.0)
+    assert landed[2] == pytest.approx(8.0)  # 50 + 10 by the bucket at 7 s, 100 at the rate

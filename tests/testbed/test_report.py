@@ -187,7 +187,7 @@ class TestTheRequestTable:
         assert made["late_s"][0] == pytest.approx(1e-9, rel=1e-9)
 
     def test_reads_what_the_gateway_writes(self, tmp_path: Path) -> None:
-        record = Record(RequestView("a", 1.5, 1024), 5)
+        record = Record.of(RequestView("a", 1.5, 1024), 5)
         record.status, record.error, record.error_message = "failed", "node_lost", 'lost, "again"\nand again'
         with (tmp_path / "gateway.csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([GATEWAY_COLUMNS, gateway_row(record)])
