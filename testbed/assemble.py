@@ -156,7 +156,10 @@ def capacity_rps(
     lengths: LengthDistribution | None = None,
     output_tokens: float | None = None,
 ) -> float:
-    """Lambda_max (equation 6) of the deployment as it is, in expectations, at the nominal link; requests/model s."""
+    """Lambda_max (equation 6) of the deployment as it is, in expectations, at the nominal link; requests/model s.
+
+    Raises ScenarioError for a policy under which the deployment serves nothing.
+    """
     workload = scenario.workload
     point, _ = plan.solve(
         plan_deployment(scenario, deployment, fixed_split=True),
@@ -165,6 +168,13 @@ def capacity_rps(
         scenario.link.rate_bps,
         "expectation",
     )
+    if not point.lambda_max:
+        fleet = deployment.fleet
+        raise ScenarioError(
+            f"policy {deployment.policy.name!r}: deployment {deployment.name} (n_prfaas {fleet.n_prfaas}, n_p "
+            f"{fleet.n_p}, n_d {fleet.n_d}) serves nothing under it (Lambda_max is 0): it has no instance where that "
+            "policy prefills; choose another --policy or --deployment"
+        )
     return point.lambda_max
 
 

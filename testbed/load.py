@@ -207,6 +207,7 @@ def run_load(
         "deployment": deployment.name,
         "policy": policy or deployment.policy.name,
         "clock": "wire",
+        "seed": scenario.seed,
         "load_id": load["id"],
         **figures,
     }

@@ -7,6 +7,7 @@ by all that they depend on, so a study that was interrupted goes on where it sto
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from testbed.report.intervals import main_figures, over_runs
+from testbed.report.intervals import main_figures, repeated
 from testbed.report.summary import TPOT_TOLERANCE
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate
@@ -176,8 +177,7 @@ def repeat(scenario: Scenario, first: Mapping[str, Any], repeats: int, runner: R
     others = runner.run([Point(scenario.model_copy(update={"seed": seed})) for seed in seeds[1:]])
     figures = main_figures(first)
     runs = [figures, *({name: run[name] for name in figures} for run in others)]
-    verdicts = [first["verdict"]["status"], *(run["verdict"] for run in others)]
-    return {"n": repeats, "seeds": seeds, "verdicts": verdicts, "figures": over_runs(runs)}
+    return repeated(seeds, [first["verdict"]["status"], *(run["verdict"] for run in others)], runs)
 
 
 def refuse_repeats(scenario: Scenario, repeats: int) -> None:
@@ -192,6 +192,7 @@ def refuse_repeats(scenario: Scenario, repeats: int) -> None:
 class Runner:
     """Runs points and keeps their figures in `folder` (None: nowhere). A context: it holds the connection to Ray.
 
+    measuring: what runs one point, here or in another process; `measure` unless given. A folder is for one of them.
     jobs: processes, None for one a core (on Ray: one a CPU of the cluster); 1 runs everything in this process. ray: the
     address of a Ray cluster, such as `auto`, where this project has to be installed. say: told of progress, now and
     then. Raises ScenarioError when Ray is asked for and not installed or not to be reached.
@@ -200,11 +201,13 @@ class Runner:
     def __init__(
         self,
         *,
+        measuring: Callable[[Point], Figures] | None = None,
         jobs: int | None = None,
         ray: str | None = None,
         folder: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._measuring = measure if measuring is None else measuring
         self._jobs = -1 if jobs is None else jobs
         self._ray = ray
         self._folder = folder
@@ -240,13 +243,13 @@ class Runner:
     def _results(self, todo: dict[str, Point]) -> Iterator[tuple[str, Figures]]:
         """(name, figures) of every point, as they become known."""
         if self._jobs == 1 and self._ray is None:
-            yield from ((name, measure(point)) for name, point in todo.items())
+            yield from (_task(name, point, self._measuring, os.getcwd()) for name, point in todo.items())
             return
         import joblib
 
         # The largest first: the last ones to end are then short.
         tasks = [
-            joblib.delayed(_task)(name, point, os.getcwd())
+            joblib.delayed(_task)(name, point, self._measuring, os.getcwd())
             for name, point in sorted(todo.items(), key=lambda item: -_size(item[1].scenario))
         ]
         if self._ray is None:
@@ -280,11 +283,15 @@ def _size(scenario: Scenario) -> float:
     return (scenario.workload.rate_rps or 0.0) * scenario.workload.duration_s
 
 
-def _task(name: str, point: Point, import_path: str) -> tuple[str, Figures]:
-    """In a worker process. import_path: where a policy of the user's own is imported from."""
+def _task(name: str, point: Point, measuring: Callable[[Point], Figures], import_path: str) -> tuple[str, Figures]:
+    """One point, in a worker process or here. import_path: where a policy of the user's own is imported from.
+
+    Standard output is for results: what a policy prints goes to standard error.
+    """
     if import_path not in sys.path:
         sys.path.insert(0, import_path)
-    return name, measure(point)
+    with contextlib.redirect_stdout(sys.stderr):
+        return name, measuring(point)
 
 
 def _connect(address: str) -> None:

@@ -213,6 +213,9 @@ def show_repeats(repeated: dict[str, Any]) -> None:
         spread = "-" if low is None else f"{form.format(low)} .. {form.format(high)}"
         table.add_row(name.replace("_bps", ", Gbps"), _or_dash(mean, form), spread)
     out.print(table)
+    for seed, verdict in zip(repeated["seeds"], repeated["verdicts"], strict=True):
+        if verdict != "valid":
+            out.print(f"seed {seed}: [{STYLE[verdict]}]{verdict}[/], and counted all the same")
 
 
 def show_sweep(result: dict[str, Any]) -> None:

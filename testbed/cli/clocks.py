@@ -16,7 +16,8 @@ from testbed.cli.options import (
     JobsOption,
     JsonOption,
     OutOption,
-    PolicyOption,
+    PlotOption,
+    PoliciesOption,
     PortOption,
     RateOption,
     RepeatsOption,
@@ -29,7 +30,8 @@ from testbed.cli.options import (
     WarmupOption,
     WorkersOption,
 )
-from testbed.cli.shared import load_overrides, new_folder, print_json, prints_aside, report, run_wire, say, write_trace
+from testbed.cli.series import arms_of, compare_virtual, draw, offer
+from testbed.cli.shared import check_plot, load_overrides, new_folder, print_json, prints_aside, say, wire, write_trace
 
 
 def plan(
@@ -72,7 +74,7 @@ def plan(
 def run(
     scenario: ScenarioArg,
     deployment: DeploymentOption = None,
-    policy: PolicyOption = None,
+    policy: PoliciesOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     workers: WorkersOption = 1,
@@ -87,28 +89,31 @@ def run(
     rate_rps: RateOption = None,
     load_fraction: FractionOption = None,
     trace_out: TraceOutOption = None,
+    repeats: RepeatsOption = 1,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario on the wire: up, verify the link, load, report, down."""
     from testbed.scenario import load
 
+    check_plot(plot)
     load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
-    chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment, policy)
-    outcome = run_wire(chosen, port, out, workers, keep=keep)
-    write_trace(trace_out, outcome.folder)
-    report(outcome, json)
+    chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment)
+    arms = arms_of(chosen, policy, trace_out)
+    with wire(chosen if len(arms) > 1 else arms[0], port, keep=keep) as testbed:
+        code = offer(testbed, arms, repeats, out=out, workers=workers, trace_out=trace_out, plot=plot, json=json)
     if keep:
         say(
             f"the testbed is up at http://127.0.0.1:{port}; another load: make load, or prfaas load; "
             "stop it: make down, or prfaas down"
         )
-    raise typer.Exit(outcome.exit_code)
+    raise typer.Exit(code)
 
 
 def simulate(
     scenario: ScenarioArg,
     deployment: DeploymentOption = None,
-    policy: PolicyOption = None,
+    policy: PoliciesOption = None,
     sets: SetOption = None,
     seed: SeedOption = None,
     out: OutOption = None,
@@ -122,32 +127,46 @@ def simulate(
     trace_out: TraceOutOption = None,
     repeats: RepeatsOption = 1,
     jobs: JobsOption = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario in virtual time: the same policy, control and instances, on a modelled link."""
     from testbed.report.summary import EXIT_CODES
     from testbed.scenario import load
+    from testbed.series import completed_ttft_s
     from testbed.simulate import simulate as run_virtual
     from testbed.simulate import write
 
     if requests not in ("none", "csv", "parquet"):
         raise typer.BadParameter(f"{requests!r}: use none, csv or parquet", param_hint="--requests")
+    check_plot(plot)
     sys.path.insert(0, str(Path.cwd()))
     load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
-    chosen = load(scenario, [*(sets or ()), *load_sets])
+    chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment)
+    if seed is not None:
+        chosen = chosen.model_copy(update={"seed": seed})
+    arms = arms_of(chosen, policy, trace_out)
+    if len(arms) > 1:
+        raise typer.Exit(compare_virtual(arms, repeats, jobs=jobs, out=out, requests=requests, plot=plot, json=json))
     with prints_aside():
-        result = run_virtual(chosen, deployment=deployment, policy=policy, seed=seed)
+        result = run_virtual(arms[0])
     folder = None
     if out is not None or requests != "none":
         folder = new_folder(out, result.scenario)
         write(result, folder, requests)
     write_trace(trace_out, result.requests)
+    if plot is not None:
+        summaries = {result.summary["policy"]: {result.scenario.seed: result.summary}}
+        draw(summaries, [(result.scenario, completed_ttft_s(result.requests))], plot)
     repeated = None
     if repeats > 1:
+        from testbed.compare import save
         from testbed.points import Runner, repeat
 
         with Runner(jobs=jobs, say=say) as runner:
             repeated = repeat(result.scenario, result.summary, repeats, runner)
+        if folder is not None:
+            save(folder / "repeats.json", repeated)
     if json:
         more = {} if repeated is None else {"repeats": repeated}
         print_json({**result.summary, **more, "results": str(folder) if folder else None})

@@ -13,9 +13,12 @@ from testbed.cli.options import (
     FractionOption,
     JsonOption,
     OutOption,
+    PlotOption,
+    PoliciesOption,
     PolicyOption,
     PortOption,
     RateOption,
+    RepeatsOption,
     ScenarioArg,
     SetOption,
     TraceOption,
@@ -23,7 +26,8 @@ from testbed.cli.options import (
     WarmupOption,
     WorkersOption,
 )
-from testbed.cli.shared import bring_up, load_overrides, offer_load, print_json, report, running_testbed, write_trace
+from testbed.cli.series import arms_of, offer
+from testbed.cli.shared import bring_up, check_plot, load_overrides, print_json, running_testbed
 
 
 def up(
@@ -55,7 +59,7 @@ def load(
         ),
     ] = None,
     sets: SetOption = None,
-    policy: PolicyOption = None,
+    policy: PoliciesOption = None,
     out: OutOption = None,
     workers: WorkersOption = 1,
     trace: TraceOption = None,
@@ -65,11 +69,14 @@ def load(
     rate_rps: RateOption = None,
     load_fraction: FractionOption = None,
     trace_out: TraceOutOption = None,
+    repeats: RepeatsOption = 1,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Offer a load to the testbed that is up, and report."""
     from testbed.scenario import load, override
 
+    check_plot(plot)
     testbed = running_testbed()
     running = testbed.scenario.deployments[0]
     load_sets = [*(sets or ()), *load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)]
@@ -82,10 +89,8 @@ def load(
             f"the testbed that is up ({testbed.scenario.name}, {running.name}) is not the one this load is for; a load "
             "may change the workload, the policy (--policy) and the SLO only; for anything else: prfaas down, prfaas up"
         )
-    outcome = offer_load(testbed, chosen.only(None, policy), out, policy, workers)
-    write_trace(trace_out, outcome.folder)
-    report(outcome, json)
-    raise typer.Exit(outcome.exit_code)
+    arms = arms_of(chosen, policy, trace_out)
+    raise typer.Exit(offer(testbed, arms, repeats, out=out, workers=workers, trace_out=trace_out, plot=plot, json=json))
 
 
 def status(json: JsonOption = False) -> None:

@@ -23,6 +23,20 @@ DeploymentOption = Annotated[
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", metavar="POLICY", help="Another policy: a name, or package.module:Class.")
 ]
+PoliciesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="POLICY[,POLICY...]",
+        help="Another policy: a name, or package.module:Class. Several (a,b,c) are compared, on the same requests.",
+    ),
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", help="Draw each policy's TTFT distribution and mean parts (.png, .svg or .pdf)."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="The gateway's port on 127.0.0.1.")]
 OutOption = Annotated[

@@ -98,7 +98,14 @@ def _quoted(text: str) -> str:
 
 
 def run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, keep: bool) -> Outcome:
-    """Up, verify the link, load; down again unless `keep` or it was up before.
+    """Up, verify the link, load; down again, as `wire` has it."""
+    with wire(scenario, port, keep=keep) as testbed:
+        return offer_load(testbed, scenario, out, None, workers)
+
+
+@contextlib.contextmanager
+def wire(scenario: Scenario, port: int, *, keep: bool) -> Iterator[Testbed]:
+    """The scenario's testbed with its link verified; down again unless `keep` or it was up before.
 
     Exits with 3 when the link is not what was asked for.
     """
@@ -114,7 +121,7 @@ def run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, k
         if not verified["ok"]:
             say("the link does not carry what was asked for: the run would be no measurement")
             raise typer.Exit(3)
-        return offer_load(testbed, scenario, out, None, workers)
+        yield testbed
     finally:
         if not keep and not was_up:
             namespaces.down()
@@ -160,6 +167,20 @@ def new_folder(out: Path | None, scenario: Scenario) -> Path:
     except OSError as error:
         raise typer.BadParameter(f"--out {folder}: cannot be made ({error.strerror}); name another") from None
     return folder
+
+
+def check_plot(path: Path | None) -> None:
+    """A figure that could not be drawn is refused before anything runs for it."""
+    if path is None:
+        return
+    from testbed.figures.draw import check
+
+    try:
+        check(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--plot") from None
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{path}: there is no folder {path.parent}; make it", param_hint="--plot")
 
 
 def write_trace(path: Path | None, source: pd.DataFrame | Path) -> None:

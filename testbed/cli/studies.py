@@ -22,7 +22,7 @@ from testbed.cli.options import (
     SeedOption,
     SetOption,
 )
-from testbed.cli.shared import load_overrides, point_runner, print_json, prints_aside, run_wire, say
+from testbed.cli.shared import check_plot, load_overrides, point_runner, print_json, prints_aside, run_wire, say
 
 
 def sweep(
@@ -53,13 +53,7 @@ def sweep(
     from testbed.sweep import save
     from testbed.sweep import sweep as find
 
-    if plot is not None:
-        from testbed.figures.draw import check
-
-        try:
-            check(plot)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--plot") from None
+    check_plot(plot)
     sys.path.insert(0, str(Path.cwd()))
     chosen = load(scenario, sets or ())
     if deployment is not None:

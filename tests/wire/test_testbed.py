@@ -181,6 +181,48 @@ def test_a_narrow_link_delays_the_offloaded_and_nobody_else(prfaas: Command) -> 
     assert local[1] == pytest.approx(local[0], rel=0.10)
 
 
+def test_policies_take_turns_with_the_same_requests(prfaas: Command) -> None:
+    series = ("--policy", "naive,homogeneous", "--repeats", "2", "--out", "turns", "--plot", "turns.svg")
+    found = prfaas.json("load", *series, "--duration-s", "20", "--rate-rps", "1", expect=(0, 3))
+    assert {name: runs["seeds"] for name, runs in found["runs"].items()} == {"naive": [1, 2], "homogeneous": [1, 2]}
+    rows = {
+        (name, seed): pd.read_csv(prfaas.folder / f"turns/{name}/seed-{seed}/requests.csv")
+        for name in found["runs"]
+        for seed in (1, 2)
+    }
+    for seed in (1, 2):
+        naive, homogeneous = (rows[name, seed] for name in ("naive", "homogeneous"))
+        assert list(naive["input_tokens"]) == list(homogeneous["input_tokens"])
+        assert (set(naive["prefill_site"]), set(homogeneous["prefill_site"])) == ({"prfaas"}, {"pd"})
+    assert list(rows["naive", 1]["input_tokens"]) != list(rows["naive", 2]["input_tokens"])
+    assert found["differences"]["homogeneous"]["offload_fraction"] == {"mean": -1, "low": -1, "high": -1}
+    assert (prfaas.folder / "turns.svg").read_text().count(">homogeneous<") == 2  # a curve and a bar
+
+
+def test_repeats_that_are_interrupted_keep_the_runs_that_ended(prfaas: Command) -> None:
+    words = ("load", "--repeats", "3", "--duration-s", "20", "--rate-rps", "1", "--out", "repeats", "--json")
+    with subprocess.Popen(
+        [sys.executable, "-m", "testbed.cli", *words],
+        env=prfaas.environment,
+        cwd=prfaas.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_as_from_a_terminal,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert any(line.startswith("run 2 of 3") for line in child.stderr)
+        child.send_signal(signal.SIGINT)
+        told, output = child.stderr.read(), child.stdout.read()
+    assert child.returncode == 4, told
+    assert "Traceback" not in told
+    repeated = json.loads(output)["repeats"]
+    assert (repeated["n"], repeated["seeds"]) == (1, [1])
+    assert json.loads((prfaas.folder / "repeats/repeats.json").read_text()) == repeated
+    assert (prfaas.folder / "repeats/seed-1/requests.csv").exists()
+
+
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces are not here")
 @pytest.mark.parametrize(
     "name", ["mooncake-fast25/conversation_trace.jsonl", "azure-llm-2023/AzureLLMInferenceTrace_conv.csv"]
