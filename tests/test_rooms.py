@@ -22,7 +22,7 @@ PURE_PARTS = {  # of the standard library: no clock, no chance, no sockets, no f
     "heapq", "itertools", "math", "numbers", "operator", "statistics", "typing",
 }  # fmt: skip
 PURE = {  # modules that decide, and what else they may import
-    "emulator/instance.py": {"emulator.messages"},
+    "emulator/instance.py": {"emulator.messages", "msgspec"},
     "emulator/kvcache.py": {"hashlib", "emulator.messages", "emulator.profile"},
     "emulator/messages.py": {"msgspec"},
     "netem/fluid.py": {"netem.link", "netem.schedule"},

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
