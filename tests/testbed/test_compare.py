@@ -202,7 +202,7 @@ class TestInVirtualTime:
             (["--deployment", "homogeneous", "--policy", "homogeneous,naive"], "serves nothing"),
             (["--policy", "static,naiv"], "did you mean naive?"),
             (["--policy", "static,nowhere:Policy"], "must be importable"),
-            (["--policy", "static,own_policy:CannotStart"], "cannot start: RuntimeError: no licence"),
+            (["--policy", "static,unlicensed_policy:CannotStart"], "cannot start: RuntimeError: no licence"),
             (["--policy", "static,naive", "--plot", "figure.gif"], "a figure ends in"),
             (["--policy", "static,naive", "--plot", "nowhere/figure.svg"], "there is no folder nowhere"),
             (["--policy", "static,naive", "--trace-out", "trace.json"], "a trace is of one policy"),
@@ -215,7 +215,7 @@ class TestInVirtualTime:
         text = (
             "class CannotStart:\n    def start(self, setup): raise RuntimeError('no licence')\n    def route(self): ..."
         )
-        (tmp_path / "own_policy.py").write_text(text)
+        (tmp_path / "unlicensed_policy.py").write_text(text)
         code, out, err = prfaas(command, "toy", "--duration-s", "60", "--out", "here", *words)
         assert (code, out) == (2, "")
         assert part in err
