@@ -29,7 +29,12 @@ WAKE: Final = Wake()
 
 # control -> prefill
 class Prefill(Message, frozen=True, gc=False):
-    """Prefill `input_tokens` of which `cached_tokens` are already held, then send the KV to `decode_node`."""
+    """Prefill `input_tokens`, then send the KV of what was computed to `decode_node`.
+
+    cached_tokens: what control believes is held and wants reused; a node with a pool re-checks it, one without takes it
+    as given. block_ids: the prompt's whole pool blocks (`kvcache.aligned`), none for a prompt that is not to be cached.
+    cache_node: where to fetch the cached prefix from when this node holds less of it; "" is nowhere.
+    """
 
     request_id: str
     attempt: int
@@ -37,6 +42,8 @@ class Prefill(Message, frozen=True, gc=False):
     cached_tokens: int
     output_tokens: int
     decode_node: str
+    block_ids: tuple[int, ...] = ()
+    cache_node: str = ""
 
 
 # control -> prefill, control -> decode
@@ -96,6 +103,49 @@ class Received(Message, frozen=True, gc=False):
     attempt: int
 
 
+# prefill -> prefill: a cached prefix moves from the node that holds it to the one that wants it
+class Fetch(Message, frozen=True, gc=False):
+    """`node` wants the first `blocks` blocks of `block_ids`, and the snapshot after them. The holder pins them."""
+
+    request_id: str
+    attempt: int
+    node: str
+    block_ids: tuple[int, ...]
+    blocks: int
+
+
+class FetchOffer(Message, frozen=True, gc=False):
+    """`node` holds `blocks` blocks of what was asked for: `kv_bytes` in all, pinned until FetchDone."""
+
+    request_id: str
+    attempt: int
+    node: str
+    kv_bytes: int
+    blocks: int
+
+
+class FetchMiss(Message, frozen=True, gc=False):
+    """The node asked holds nothing usable of it (any more)."""
+
+    request_id: str
+    attempt: int
+
+
+class FetchGrant(Message, frozen=True, gc=False):
+    """Room for all of the offered bytes is reserved; `token` admits them, and only them."""
+
+    request_id: str
+    attempt: int
+    token: int
+
+
+class FetchDone(Message, frozen=True, gc=False):
+    """The fetch has landed or was given up: the holder may unpin, and stops what it still sends."""
+
+    request_id: str
+    attempt: int
+
+
 # prefill -> WIRE
 class Transmit(Message, frozen=True, gc=False):
     """Send `kv_bytes` to `decode_node` under `token`, in `pieces` equal pieces.
@@ -122,7 +172,7 @@ class StopTransmit(Message, frozen=True, gc=False):
     token: int
 
 
-# decode -> WIRE
+# decode -> WIRE, prefill -> WIRE (a fetch)
 class Expect(Message, frozen=True, gc=False):
     """Accept bytes under `token`, `kv_bytes` in all, from `prefill_node`."""
 
@@ -137,7 +187,7 @@ class Unexpect(Message, frozen=True, gc=False):
     token: int
 
 
-# WIRE -> decode
+# WIRE -> decode, WIRE -> prefill (a fetch)
 class Landed(Message, frozen=True, gc=False):
     """The last byte of the transfer has arrived and its checksum is right."""
 
@@ -153,13 +203,22 @@ class Damaged(Message, frozen=True, gc=False):
 
 # prefill -> control
 class Prefilled(Message, frozen=True, gc=False):
-    """Sent at end_s, when the computation ended."""
+    """Sent at end_s, when the computation ended. cached_tokens: what was really reused; the rest was computed."""
 
     request_id: str
     attempt: int
     start_s: float
     end_s: float
     kv_bytes: int
+    cached_tokens: int = 0
+
+
+class CacheChanged(Message, frozen=True, gc=False):
+    """added, removed: block ids at which a prefix is, or is no longer, usable at `node`. `removed` came first."""
+
+    node: str
+    added: tuple[int, ...]
+    removed: tuple[int, ...]
 
 
 # decode -> control
@@ -255,11 +314,22 @@ class Epoch(Message, frozen=True, gc=False):
 
 
 class Ready(Message, frozen=True, gc=False):
-    """The node is at this epoch and serves `role` (prefill or decode)."""
+    """The node is at this epoch and serves `role` (prefill or decode), with an empty machine."""
 
     node: str
     epoch: int
     role: str
+
+
+class Convert(Message, frozen=True, gc=False):
+    """Serve `role` from now on: the node, which was drained, drops its machine and what it caches.
+
+    After `reload_s` model seconds an empty machine of the new role is there, and Ready says so. An Epoch ends a
+    conversion: it puts a node back to the role it was configured with.
+    """
+
+    role: str
+    reload_s: float
 
 
 AnyMessage = (
@@ -272,6 +342,11 @@ AnyMessage = (
     | Grant
     | Refuse
     | Received
+    | Fetch
+    | FetchOffer
+    | FetchMiss
+    | FetchGrant
+    | FetchDone
     | Transmit
     | StopTransmit
     | Expect
@@ -279,6 +354,7 @@ AnyMessage = (
     | Landed
     | Damaged
     | Prefilled
+    | CacheChanged
     | Admitted
     | Tokens
     | Finished
@@ -287,6 +363,7 @@ AnyMessage = (
     | Hello
     | Epoch
     | Ready
+    | Convert
 )
 Out = tuple[str, AnyMessage]
 

@@ -20,6 +20,7 @@ EXTREMES: dict[object, list[object]] = {
     str: ["", "p-1", "naïve \N{ROCKET}\n\x00"],
     int: [0, -(2**63), 2**63 - 1],
     float: [0.1, -1e-300, float("inf")],
+    tuple[int, ...]: [(), (0, -1), (2**64 - 1, 2**63)],
     dict[str, int]: [{}, {"p-1": 1}, {"a": 2**63 - 1, "": 0}],
     tuple[PathSample, ...]: [(), (PathSample("d", 0.1, 1, 2, 0.3, 4),), (PathSample("", 0.0, 0, 0, 0.0, 0),) * 2],
 }
