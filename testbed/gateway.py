@@ -226,7 +226,7 @@ class Gateway:
     async def _begin_adhoc(self) -> None:
         self._adhoc += 1
         policy = load_policy(self.deployment.policy.name)
-        await self._begin(f"adhoc-{self._adhoc}", policy, None, self.deployment.policy.parameters, 0.0)
+        await self._begin(f"adhoc-{self._adhoc}", policy, None, self.deployment.policy.told, 0.0)
 
     # workers
     def _send(self, node: str, message: AnyMessage) -> bool:
@@ -419,7 +419,7 @@ class Gateway:
             policy = load_policy(name or self.deployment.policy.name)
         except ScenarioError as error:
             raise ApiError(400, str(error), "policy") from None
-        parameters = self.deployment.policy.parameters
+        parameters = self.deployment.policy.told
         given = body.get("parameters") or {}
         if not isinstance(given, dict):
             raise ApiError(400, f"parameters = {given!r}: must be an object of numbers", "parameters")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -84,15 +84,17 @@ class Fleet(Part):
 
 
 class PolicySpec(Part):
-    """A policy by name (prfaas, static, naive, homogeneous) or `package.module:Class`, and its parameters."""
+    """A policy by name (prfaas, static, naive, homogeneous) or `package.module:Class`, and its parameters by name."""
 
     name: str
     threshold_tokens: Positive | None = None
+    parameters: dict[str, Number] = {}
 
     @property
-    def parameters(self) -> dict[str, float]:
-        """What the policy is told in `Setup.parameters`."""
-        return {} if self.threshold_tokens is None else {"threshold_tokens": self.threshold_tokens}
+    def told(self) -> dict[str, float]:
+        """What the policy is told in `Setup.parameters`: a dict of its own, with threshold_tokens among the others."""
+        threshold = {} if self.threshold_tokens is None else {"threshold_tokens": self.threshold_tokens}
+        return {**self.parameters, **threshold}
 
     @model_validator(mode="after")
     def _known(self) -> PolicySpec:
@@ -103,7 +105,21 @@ class PolicySpec(Part):
                 f"threshold_tokens = {self.threshold_tokens:g}: policy {self.name} would not use it; "
                 "leave it out, or use static"
             )
+        if "threshold_tokens" in self.parameters:
+            raise ValueError(
+                f"parameters.threshold_tokens = {self.parameters['threshold_tokens']:g}: a threshold is no free "
+                "parameter; set policy.threshold_tokens"
+            )
+        if self.parameters and self.name in WITHOUT_PARAMETERS:
+            raise ValueError(
+                f"parameters: policy {self.name} takes none ({', '.join(self.parameters)} would change nothing); "
+                "leave them out"
+            )
         return self
+
+
+WITHOUT_PARAMETERS: Final = ("static", "naive", "homogeneous")
+"""The shipped policies that have no free parameters."""
 
 
 def takes_threshold(policy: str) -> bool:
@@ -334,14 +350,39 @@ class Meter(Part):
     cpu_fraction: Annotated[float, Field(gt=0, le=1)] = 0.90
 
 
+class Limits(Part):
+    """What may wait; null for no bound. deadline_s: model seconds from a request's arrival to its first token.
+    waiting_requests: requests before their first token, wherever they wait."""
+
+    deadline_s: Positive | None = None
+    waiting_requests: Count | None = None
+
+
+class Scheduler(Part):
+    """tick_s: model seconds between two looks that a policy takes at the system, besides those at every request."""
+
+    tick_s: Positive = 1.0
+
+
+class Cache(Part):
+    """The prefix cache's blocks: tokens a block. `cache_bytes` is its room, on each node that prefills."""
+
+    block_tokens: Count = 512
+
+
 class Scenario(Part):
-    """An experiment, in the real system's units."""
+    """An experiment, in the real system's units.
+
+    cache_bytes: of the prefix cache on each node that prefills; 0 for none. reload_s: how long an instance takes to
+    change its role, once it is drained. telemetry_s: between a worker's accounts of itself.
+    """
 
     name: Name
     description: str = ""
     backend: Literal["timing"] = "timing"
     deployments: Annotated[list[Deployment], Field(min_length=1)]
     cache_bytes: Annotated[Whole, Field(ge=0)] = 0
+    cache: Cache = Cache()
     workload: Workload
     link: Link
     transport: Transport = Transport()
@@ -352,17 +393,15 @@ class Scenario(Part):
     seed: Annotated[Whole, Field(ge=0)] = 1
     telemetry_s: Positive = 1.0
     max_attempts: Annotated[Whole, Field(ge=1, le=20)] = 3
+    limits: Limits = Limits()
+    scheduler: Scheduler = Scheduler()
+    reload_s: Positive = 60.0
 
     @model_validator(mode="after")
     def _whole(self) -> Scenario:
         names = [d.name for d in self.deployments]
         if len(set(names)) != len(names):
             raise ValueError(f"deployments: names must differ, and {', '.join(names)} do not; rename one")
-        if self.cache_bytes:
-            raise ValueError(
-                f"cache_bytes = {self.cache_bytes}: this version has no prefix cache yet, every prompt is prefilled "
-                "whole; set it to 0"
-            )
         for d in self.deployments:
             for site in ("prfaas", "pd"):
                 if getattr(d.profiles, site) is not None:
@@ -397,7 +436,10 @@ class Scenario(Part):
         raise ScenarioError(f"scenario {self.name}: no deployment {name!r}; it has {known}")
 
     def only(self, name: str | None, policy: str | None = None) -> Scenario:
-        """This scenario with that one deployment, and, when given, another policy for it."""
+        """This scenario with that one deployment, and, when given, another policy for it.
+
+        Another policy takes over the threshold if it takes one; free parameters are the old one's and go with it.
+        """
         deployment = self.deployment(name)
         if policy is not None and policy != deployment.policy.name:
             threshold = deployment.policy.threshold_tokens if takes_threshold(policy) else None
@@ -506,7 +548,7 @@ def _known_keys(loc: list[str]) -> list[str]:
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
         "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
         "link": Link, "transport": Transport, "decode": Decode, "step": DecodeStep,
-        "scale": Scale, "slo": Slo, "meter": Meter,
+        "scale": Scale, "slo": Slo, "meter": Meter, "limits": Limits, "scheduler": Scheduler, "cache": Cache,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]
     if names and names[-1] == "lengths":

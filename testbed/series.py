@@ -51,7 +51,7 @@ def arms(scenario: Scenario, names: Sequence[str]) -> list[Scenario]:
         policy = load_policy(deployment.policy.name)
         lengths = lengths_of_workload(arm.workload, max_input_tokens(arm, deployment))
         capacity_rps(arm, deployment, lengths)
-        parameters = deployment.policy.parameters
+        parameters = deployment.policy.told
         start_policy(policy, deployment.policy.name, policy_setup(arm, deployment, lengths, parameters))
     return made
 

@@ -348,7 +348,7 @@ def simulate(
     lengths = workload_lengths(loaded, trace)
     expected = closed_form(loaded, chosen, trace, rate_rps)
     made = load_policy(chosen.policy.name)
-    start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.parameters))
+    start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told))
     collector = Collector()
     world = World(loaded, chosen, made, trace.requests, collector)
     started = time.perf_counter()

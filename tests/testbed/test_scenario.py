@@ -175,6 +175,20 @@ class TestARefusal:
                 "workload.sessions.block: unknown key; did you mean block_size? known here: block_size, ",
             ),
             ("link=8gbps", "link = '8gbps': must be a mapping of keys"),
+            ("limits.deadline_s=0", "limits.deadline_s = 0: must be above 0"),
+            ("limits.waiting_requests=0", "limits.waiting_requests = 0: must be at least 1"),
+            ("limits.deadline=9", "limits.deadline: unknown key; did you mean deadline_s? known here: deadline_s, "),
+            ("scheduler.tick_s=0", "scheduler.tick_s = 0: must be above 0"),
+            ("cache.block_tokens=0", "cache.block_tokens = 0: must be at least 1"),
+            ("reload_s=0", "reload_s = 0: must be above 0"),
+            (
+                "deployments.naive.policy={name: prfaas, parameters: {dwell_s: long}}",
+                "deployments.naive.policy.parameters.dwell_s = 'long': must be a number of seconds",
+            ),
+            (
+                "deployments.naive.policy={name: prfaas, parameters: 9}",
+                "deployments.naive.policy.parameters = 9: must be a mapping of keys",
+            ),
             ("deployments=null", "deployments = nothing: must be a list"),
             ("deployments=[]", "deployments = a list: must have an item at least"),
             ("deployments.naive.fleet={}", "deployments.naive.fleet.n_d: missing; add it"),
@@ -290,9 +304,16 @@ class TestARefusal:
                 "transport.outbox_bytes = 1000: below the largest transfer of profile toy",
             ),
             (["transport.landing_bytes=799999999"], "transport.landing_bytes = 799999999: below the largest transfer"),
-            (["cache_bytes=1e9"], "cache_bytes = 1000000000: this version has no prefix cache"),
             (["deployments.naive.policy.name=naiv"], "deployments.naive.policy: name = 'naiv': did you mean naive?"),
             (["deployments.naive.policy.threshold_tokens=9"], "threshold_tokens = 9: policy naive would not use it"),
+            (
+                ["deployments.naive.policy.parameters={dwell_s: 9}"],
+                "deployments.naive.policy: parameters: policy naive takes none (dwell_s would change nothing)",
+            ),
+            (
+                ["deployments.naive.policy={name: prfaas, parameters: {threshold_tokens: 9}}"],
+                "parameters.threshold_tokens = 9: a threshold is no free parameter; set policy.threshold_tokens",
+            ),
         ],
     )
     def test_of_what_does_not_go_together(self, items: list[str], part: str) -> None:
@@ -388,6 +409,18 @@ class TestOneDeployment:
     def test_under_a_policy_there_is_not_is_refused(self) -> None:
         with pytest.raises(ScenarioError, match=r"--policy 'naiv'.*did you mean naive"):
             load("toy").only(None, "naiv")
+
+
+class TestAPolicysParameters:
+    def test_are_told_to_it_with_the_threshold(self) -> None:
+        items = ["deployments.prfaas-pd.policy={name: 'mine:Policy', threshold_tokens: 9}"]
+        spec = load("toy", [*items, "deployments.prfaas-pd.policy.parameters.dwell_s=2"]).deployment().policy
+        assert spec.told == {"dwell_s": 2, "threshold_tokens": 9}
+
+    def test_are_its_own_and_not_another_policys(self) -> None:
+        ours = load("toy", ["deployments.prfaas-pd.policy={name: prfaas, parameters: {dwell_s: 2}}"])
+        assert ours.only(None, "prfaas").deployments[0].policy.told == {"dwell_s": 2}
+        assert ours.only(None, "mine:Policy").deployments[0].policy.told == {}
 
 
 class TestAFingerprint:
