@@ -15,7 +15,8 @@ import numpy as np
 from emulator.profile import Profile
 from testbed import plan
 from testbed.lengths import hardware, lengths_of, mean_output_tokens
-from testbed.scenario import Deployment, LogNormal, Scenario, ScenarioError, Workload
+from testbed.scenario import Deployment, Scenario, ScenarioError
+from testbed.scenario_workload import LogNormal, Workload
 from testbed.scheduler.api import Role, Setup, Site
 from testbed.scheduler.model import LengthDistribution, ModelError, unloaded_ttft_s
 from traces.load import Trace, load
