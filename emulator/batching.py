@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import heapq
 
+from emulator.decode_instance import DecodeInstance, _Transfer
 from emulator.decode_step import DecodeTiming
-from emulator.instance import DecodeInstance, Key, _Transfer
-from emulator.messages import CONTROL, Abort, Cancel, Finished, Out, Tokens, Wake
+from emulator.messages import CONTROL, Abort, Cancel, Finished, Key, Out, Tokens, Wake
 
 
 class BatchedDecodeInstance(DecodeInstance):

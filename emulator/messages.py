@@ -324,8 +324,9 @@ class Ready(Message, frozen=True, gc=False):
 class Convert(Message, frozen=True, gc=False):
     """Serve `role` from now on: the node, which was drained, drops its machine and what it caches.
 
-    After `reload_s` model seconds an empty machine of the new role is there, and Ready says so. An Epoch ends a
-    conversion: it puts a node back to the role it was configured with.
+    For whoever carries the machine: an empty one of the new role takes its place, and after `reload_s` model seconds
+    Ready says so. A prefill machine with a pool hears it as its last message, to take back what it offered to lend. An
+    Epoch ends a conversion: it puts a node back to the role it was configured with.
     """
 
     role: str
@@ -366,6 +367,8 @@ AnyMessage = (
     | Convert
 )
 Out = tuple[str, AnyMessage]
+Key = tuple[str, int]
+"""An attempt: its request_id and its number."""
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(AnyMessage).decode

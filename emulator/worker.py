@@ -25,8 +25,9 @@ from emulator.backends.timing import text_of
 from emulator.batching import decode_instance
 from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Driver, Lateness
+from emulator.decode_instance import DecodeInstance
 from emulator.decode_step import AffineStep
-from emulator.instance import DecodeInstance, PrefillInstance
+from emulator.instance import PrefillInstance
 from emulator.messages import (
     CONTROL,
     WIRE,

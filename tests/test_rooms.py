@@ -22,9 +22,11 @@ PURE_PARTS = {  # of the standard library: no clock, no chance, no sockets, no f
     "heapq", "itertools", "math", "numbers", "operator", "statistics", "typing",
 }  # fmt: skip
 PURE = {  # modules that decide, and what else they may import
-    "emulator/instance.py": {"emulator.messages", "msgspec"},
+    "emulator/decode_instance.py": {"emulator.messages", "msgspec"},
+    "emulator/instance.py": {"emulator.kvcache", "emulator.messages", "emulator.prefix_cache", "msgspec"},
     "emulator/kvcache.py": {"hashlib", "emulator.messages", "emulator.profile"},
     "emulator/messages.py": {"msgspec"},
+    "emulator/prefix_cache.py": {"emulator.kvcache", "emulator.messages", "msgspec"},
     "netem/fluid.py": {"netem.link", "netem.schedule"},
     "netem/link.py": {"re"},
     "netem/schedule.py": {"netem.link"},

@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from emulator.instance import DecodeInstance, PrefillInstance
+from emulator.decode_instance import DecodeInstance
+from emulator.instance import PrefillInstance
 from emulator.messages import WAKE, Admitted, Announce, Landed, Prefill, Received
 from testbed.report.intervals import student_t
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.batching import BatchedDecodeInstance, decode_instance
+from emulator.decode_instance import DecodeInstance
 from emulator.decode_step import AffineStep
-from emulator.instance import DecodeInstance
 from emulator.messages import WAKE, Admitted, Announce, Cancel, Finished, Landed, Out, Tokens
 from emulator.profile import ProfileError, load_profile
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from emulator.instance import DecodeInstance, PrefillInstance
+from emulator.decode_instance import DecodeInstance
+from emulator.instance import PrefillInstance
 from emulator.messages import (
     CONTROL,
     WAKE,
