@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 
 from emulator.profile import Profile
-from testbed import plan
+from testbed import phases, plan
 from testbed.lengths import hardware, lengths_of, mean_output_tokens
+from testbed.phases import Segment, is_whole
 from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scenario_workload import LogNormal, Workload
 from testbed.scheduler.api import Role, Setup, Site
-from testbed.scheduler.model import LengthDistribution, ModelError, unloaded_ttft_s
+from testbed.scheduler.model import LengthDistribution, ModelError
 from traces.load import Trace, load
 from traces.sessions import Sessions
-from traces.synthetic import DiscreteLengths, LogNormalLengths, Synthetic
-from traces.tools import rate_rps, slice_time, take_load, with_arrivals
+from traces.synthetic import DiscreteLengths, LogNormalLengths, NoArrivalError, Synthetic
+from traces.tools import concat, rate_rps, slice_time, take_load, with_arrivals
 
 KINDS: dict[str, plan.Kind] = {"prfaas": "prfaas", "static": "static", "naive": "naive", "homogeneous": "homogeneous"}
 
@@ -180,36 +181,50 @@ def capacity_rps(
 
 
 def workload_lengths(scenario: Scenario, trace: Trace) -> LengthDistribution:
-    """The input lengths a policy is told: the scenario's analytic distribution, or the very rows of its trace or
-    conversations."""
-    if scenario.workload.trace is not None or scenario.workload.sessions is not None:
+    """The input lengths a policy is told: the scenario's analytic distribution (with phases, the first one's), or the
+    very rows of its trace or conversations."""
+    if is_whole(scenario.workload):
         return lengths_of(trace.requests)
-    return lengths_of_workload(scenario.workload, max_input_tokens(scenario, scenario.deployments[0]))
+    first = scenario.phases[0].workload(scenario.workload) if scenario.phases else scenario.workload
+    return lengths_of_workload(first, max_input_tokens(scenario, scenario.deployments[0]))
 
 
-def closed_form(scenario: Scenario, deployment: Deployment, trace: Trace, rate_rps: float) -> dict[str, Any]:
-    """What equations (3)-(7), in the paper's form, say of a deployment under a load of `rate_rps`.
+def phase_lengths(scenario: Scenario, deployment: Deployment, trace: Trace) -> list[tuple[float, LengthDistribution]]:
+    """The input lengths that are really offered from each of several model seconds on: what an oracle knows."""
+    if not scenario.phases or is_whole(scenario.workload):
+        return [(0.0, workload_lengths(scenario, trace))]
+    longest = max_input_tokens(scenario, deployment)
+    return [(one.start_s, lengths_of_workload(one.workload, longest)) for one in segments(scenario, deployment)]
 
-    The split is the deployment's own, the link the nominal one.
-    """
-    synthetic = scenario.workload.trace is None
-    output_tokens = mean_output(scenario.workload) if synthetic else mean_output_tokens(trace.requests)
-    at = plan_deployment(scenario, deployment, fixed_split=True)
-    lengths = workload_lengths(scenario, trace)
-    point, _ = plan.solve(at, lengths, output_tokens, scenario.link.rate_bps)
-    system = at.system(output_tokens, scenario.link.rate_bps)
-    ttft_mean_s, ttft_p90_s = unloaded_ttft_s(system, lengths, point.threshold_tokens)
-    return {
-        "form": "mean",
-        "lambda_max_rps": point.lambda_max,
-        "threshold_tokens": plan.finite(point.threshold_tokens),
-        "offload_fraction": point.p,
-        "bottleneck": point.bottleneck,
-        "egress_bps": point.egress_bps / point.lambda_max * rate_rps if point.lambda_max else 0.0,
-        "ttft_unloaded_s": {"mean": ttft_mean_s, "p90": ttft_p90_s},
-        "offered_rps": rate_rps,
-        "load_fraction": rate_rps / point.lambda_max if point.lambda_max else None,
-    }
+
+def link_steps(scenario: Scenario) -> list[tuple[float, float]]:
+    """(model second, model bits/s) at which the phases change the link's rate."""
+    return phases.link_steps(scenario.phases, scenario.link.rate_bps)
+
+
+def segments(scenario: Scenario, deployment: Deployment) -> list[Segment]:
+    """The segments of a scenario's phases, each at its own rate."""
+    return phases.segments(
+        scenario.phases, scenario.workload, lambda workload: _asked_rps(scenario, deployment, workload)
+    )
+
+
+def at_fixed_rates(scenario: Scenario) -> Scenario:
+    """A scenario with one deployment with every load_fraction as the rate it is under that deployment's own policy."""
+    deployment = scenario.deployments[0]
+    fixed: dict[str, Any] = {"load_fraction": None}
+    if scenario.phases and not is_whole(scenario.workload):
+        own = [phase.workload(scenario.workload) for phase in scenario.phases]
+        rates = [_asked_rps(scenario, deployment, workload) for workload in own]
+        timed = [
+            phase.model_copy(update={**fixed, "rate_rps": rate})
+            for phase, rate in zip(scenario.phases, rates, strict=True)
+        ]
+        return scenario.model_copy(update={"phases": timed})
+    if scenario.workload.load_fraction is None:
+        return scenario
+    fixed["rate_rps"] = build_workload(scenario, deployment)[1]
+    return scenario.model_copy(update={"workload": scenario.workload.model_copy(update=fixed)})
 
 
 def build_plan(scenario: Scenario, form: str = "mean") -> dict[str, Any]:
@@ -231,11 +246,14 @@ def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, f
     """The requests a scenario offers to a deployment, in model seconds from 0, and their mean rate (a model second).
 
     A trace is taken as it is (at its own pace, for duration_s) without a rate; else its first rows, stretched to the
-    rate. Rows longer than the profiles know are dropped with a reason. Raises TraceError and ScenarioError.
+    rate. Rows longer than the profiles know are dropped with a reason. Of phases the segments are joined, each from a
+    seed of its own. Raises TraceError and ScenarioError.
     """
     workload = scenario.workload
+    if scenario.phases and not is_whole(workload):
+        return _phased(scenario, deployment)
     if workload.trace is None:
-        rate = workload.rate_rps or (workload.load_fraction or 0) * capacity_rps(scenario, deployment)
+        rate = _asked_rps(scenario, deployment, workload)
         return _synthetic(workload, rate, scenario.seed).generate(), rate
     if not Path(workload.trace).is_file():
         raise ScenarioError(f"workload.trace = {workload.trace!r}: no such file; give a trace's path")
@@ -249,6 +267,35 @@ def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, f
         trace = slice_time(trace, 0, workload.duration_s)
         return trace, rate_rps(trace) or len(trace.requests) / workload.duration_s
     return take_load(trace, rate, workload.duration_s), rate
+
+
+def _asked_rps(scenario: Scenario, deployment: Deployment, workload: Workload) -> float:
+    """The rate a synthetic workload asks for, requests/s: its own, or its fraction of Lambda_max for its lengths."""
+    if workload.rate_rps is not None:
+        return workload.rate_rps
+    lengths = lengths_of_workload(workload, max_input_tokens(scenario, deployment))
+    return (workload.load_fraction or 0) * capacity_rps(scenario, deployment, lengths, mean_output(workload))
+
+
+def _phased(scenario: Scenario, deployment: Deployment) -> tuple[Trace, float]:
+    """The segments of the phases as one trace, and its mean rate. A segment in which nothing comes is left out."""
+    made = segments(scenario, deployment)
+    parts: list[tuple[float, Trace]] = []
+    for index, one in enumerate(made):
+        try:
+            part = _synthetic(one.workload, one.rate_rps, phases.seed(scenario.seed, index)).generate()
+        except NoArrivalError:
+            if not parts and one is made[-1]:
+                raise
+            continue
+        parts.append((one.start_s, part))
+    notes = []
+    for i, (phase, (start_s, end_s)) in enumerate(zip(scenario.phases, phases.spans(scenario.phases), strict=True)):
+        rates = [one.rate_rps for one in made if one.phase == i]
+        pace = f"{rates[0]:.4g}" if len(rates) == 1 else f"{rates[0]:.4g} to {rates[-1]:.4g}"
+        notes.append(f"phase {phase.name}: {start_s:g} to {end_s:g} s, {pace} requests/s")
+    mean_rps = sum(one.rate_rps * one.workload.duration_s for one in made) / scenario.workload.duration_s
+    return replace(concat(parts), notes=notes), mean_rps
 
 
 def _rate_of_fraction(scenario: Scenario, deployment: Deployment, trace: Trace) -> float:

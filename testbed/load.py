@@ -26,7 +26,8 @@ import psutil
 
 from netem.link import DIRECTIONS
 from testbed import linkctl
-from testbed.assemble import build_workload, closed_form, lengths_to_json, workload_lengths
+from testbed.assemble import build_workload, lengths_to_json, workload_lengths
+from testbed.closed_form import closed_form
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.report.provenance import provenance

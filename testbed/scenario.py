@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from emulator.decode_step import AffineStep
 from emulator.profile import Profile, ProfileError, load_profile
+from testbed.phases import Phase, check_phases, total_s
 from testbed.policies import unknown as unknown_policy
 from testbed.scenario_data import ScenarioError as ScenarioError
 from testbed.scenario_data import apply_set, did_you_mean, read
@@ -224,6 +225,7 @@ class Scenario(Part):
     cache_bytes: Annotated[Whole, Field(ge=0)] = 0
     cache: Cache = Cache()
     workload: Workload
+    phases: list[Phase] = Field(default_factory=list)
     link: Link
     transport: Transport = Transport()
     decode: Decode = Decode()
@@ -237,11 +239,22 @@ class Scenario(Part):
     scheduler: Scheduler = Scheduler()
     reload_s: Positive = 60.0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_long_as_its_phases(cls, data: Any) -> Any:
+        """workload.duration_s follows from the phases."""
+        lasts_s = total_s(data.get("phases")) if isinstance(data, dict) else None
+        workload = data.get("workload") if lasts_s is not None else None
+        if not isinstance(workload, dict) or "duration_s" in workload:
+            return data
+        return {**data, "workload": {**workload, "duration_s": lasts_s}}
+
     @model_validator(mode="after")
     def _whole(self) -> Scenario:
         names = [d.name for d in self.deployments]
         if len(set(names)) != len(names):
             raise ValueError(f"deployments: names must differ, and {', '.join(names)} do not; rename one")
+        check_phases(self.phases, self.workload)
         for d in self.deployments:
             for site in ("prfaas", "pd"):
                 if getattr(d.profiles, site) is not None:
@@ -258,12 +271,17 @@ class Scenario(Part):
                     f"transport.{key} = {getattr(self.transport, key)}: below the largest transfer of profile "
                     f"{profile.name}, {largest:.0f} bytes, which could then never be sent; raise it"
                 )
-        if self.workload.trace is None and self.workload.longest_tokens > profile.last_tokens:
-            key = "lengths" if self.workload.sessions is None else "sessions.max_input_tokens"
-            raise ValueError(
-                f"workload.{key}: up to {self.workload.longest_tokens} tokens, but {where} = {profile.name} "
-                f"ends at {profile.last_tokens}; shorten the lengths, or take a profile that knows them"
-            )
+        if self.workload.trace is not None:
+            return
+        key = "lengths" if self.workload.sessions is None else "sessions.max_input_tokens"
+        longest = [(f"workload.{key}", self.workload.longest_tokens)]
+        longest += [(f"phases.{p.name}.lengths", p.lengths.longest_tokens) for p in self.phases if p.lengths]
+        for of, tokens in longest:
+            if tokens > profile.last_tokens:
+                raise ValueError(
+                    f"{of}: up to {tokens} tokens, but {where} = {profile.name} ends at {profile.last_tokens}; shorten "
+                    "the lengths, or take a profile that knows them"
+                )
 
     def deployment(self, name: str | None = None) -> Deployment:
         """A deployment by name; the first one without a name. Raises ScenarioError for a name there is not."""
@@ -312,13 +330,20 @@ class Scenario(Part):
         """The same for equal scenarios, whatever file they are from. testbed_only: without what only a load needs."""
         data = self.model_dump(mode="json")
         if testbed_only:
-            for of_the_load in ("workload", "slo", "meter", "seed", "description"):
+            for of_the_load in ("workload", "phases", "slo", "meter", "seed", "description"):
                 del data[of_the_load]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
+    def data(self) -> dict[str, Any]:
+        """The resolved scenario as plain data; its duration is said once, by the phases where there are some."""
+        data = self.model_dump(mode="json")
+        if self.phases:
+            del data["workload"]["duration_s"]
+        return data
+
     def to_yaml(self) -> str:
         """The resolved scenario, as the results folder keeps it."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.safe_dump(self.data(), sort_keys=False)
 
 
 def _timing(name: str, where: str) -> Profile:
@@ -367,7 +392,7 @@ def load(name_or_path: str, sets: Sequence[str] = ()) -> Scenario:
 
 def override(scenario: Scenario, sets: Sequence[str]) -> Scenario:
     """A resolved scenario with `key=value` overrides. Raises ScenarioError."""
-    data = scenario.model_dump(mode="json")
+    data = scenario.data()
     for item in sets:
         apply_set(data, item)
     return parse(data, scenario.name, overridden=bool(sets))
@@ -386,7 +411,7 @@ def parse(data: dict[str, Any], source: str, *, overridden: bool = False) -> Sce
 def _known_keys(loc: list[str]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
-        "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
+        "phases": Phase, "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
         "link": Link, "transport": Transport, "decode": Decode, "step": DecodeStep,
         "scale": Scale, "slo": Slo, "meter": Meter, "limits": Limits, "scheduler": Scheduler, "cache": Cache,
     }  # fmt: skip

@@ -80,7 +80,7 @@ def apply_set(data: dict[str, Any], item: str) -> None:
         where = _place(target, step, ".".join(path[:depth]), item)
         if depth == len(path) - 1:
             target[where] = value
-            if path[0] == "workload" and step in EITHER and value is not None:
+            if path[0] in ("workload", "phases") and step in EITHER and value is not None:
                 target[EITHER[step]] = None
         elif isinstance(target, dict) and target.get(where) is None:
             target[where] = {}

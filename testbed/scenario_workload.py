@@ -80,6 +80,12 @@ class Mix(Part):
         return max(self.values)
 
 
+def check_one_rate(rate_rps: float | None, load_fraction: float | None) -> None:
+    """Raises ValueError when a load is given in both ways."""
+    if rate_rps is not None and load_fraction is not None:
+        raise ValueError(f"rate_rps = {rate_rps:g} and load_fraction = {load_fraction:g} are both set; remove one")
+
+
 class RateState(Part):
     """A state of mmpp arrivals: its rate, in the ratio of the others', and how long it lasts, in the mean."""
 
@@ -148,10 +154,7 @@ class Workload(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Workload:
-        if self.rate_rps is not None and self.load_fraction is not None:
-            raise ValueError(
-                f"rate_rps = {self.rate_rps:g} and load_fraction = {self.load_fraction:g} are both set; remove one"
-            )
+        check_one_rate(self.rate_rps, self.load_fraction)
         if self.rate_rps is None and self.load_fraction is None and self.trace is None:
             raise ValueError("set rate_rps (requests a model second) or load_fraction (of the deployment's Lambda_max)")
         if self.warmup_s >= self.duration_s:

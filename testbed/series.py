@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from testbed.assemble import build_workload, capacity_rps, lengths_of_workload, max_input_tokens, policy_setup
+from testbed.assemble import at_fixed_rates, capacity_rps, lengths_of_workload, max_input_tokens, policy_setup
 from testbed.points import Point
 from testbed.policies import load_policy, start_policy
 from testbed.scenario import Scenario, ScenarioError
@@ -40,11 +40,7 @@ def arms(scenario: Scenario, names: Sequence[str]) -> list[Scenario]:
     policy is loaded and started once, so that one that cannot be is known now. Raises ScenarioError for it and for one
     under which the deployment serves nothing; ModelError and TraceError.
     """
-    base = scenario.only(scenario.deployments[0].name)
-    if base.workload.load_fraction is not None:
-        _, rate_rps = build_workload(base, base.deployments[0])
-        fixed = {"rate_rps": rate_rps, "load_fraction": None}
-        base = base.model_copy(update={"workload": base.workload.model_copy(update=fixed)})
+    base = at_fixed_rates(scenario.only(scenario.deployments[0].name))
     made = [base.only(None, name) for name in names]
     for arm in made:
         deployment = arm.deployments[0]

@@ -43,13 +43,14 @@ from netem.fluid import TCP_EFFICIENCY, FluidLink
 from netem.link import burst_bytes
 from testbed.assemble import (
     build_workload,
-    closed_form,
     cost_functions,
     instances,
+    link_steps,
     policy_setup,
     profiles,
     workload_lengths,
 )
+from testbed.closed_form import closed_form
 from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record
 from testbed.policies import load_policy, start_policy
 from testbed.report.collect import Collector
@@ -350,7 +351,7 @@ def simulate(
     made = load_policy(chosen.policy.name)
     start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told))
     collector = Collector()
-    world = World(loaded, chosen, made, trace.requests, collector)
+    world = World(loaded, chosen, made, trace.requests, collector, steps=link_steps(loaded))
     started = time.perf_counter()
     world.run()
     wall_s = time.perf_counter() - started

@@ -19,7 +19,7 @@ from testbed import plan
 from testbed.assemble import build_workload, lengths_of_workload, max_input_tokens, mean_output, plan_deployment
 from testbed.points import GROWING, Figures, Point, Runner, code_version, refuse_repeats
 from testbed.report.intervals import Interval, interval
-from testbed.scenario import Deployment, Scenario
+from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler import model
 from testbed.scheduler.model import OperatingPoint
 
@@ -145,6 +145,11 @@ def sweep(
     intervals. Raises ScenarioError, TraceError, ModelError.
     """
     refuse_repeats(scenario, repeats)
+    if scenario.phases:
+        raise ScenarioError(
+            f"scenario {scenario.name}: has phases, and a sweep looks for one rate that lasts; sweep one without, such "
+            "as paper"
+        )
     seeds = [scenario.seed + i for i in range(repeats)]
     known = {one.name: capacity(scenario, one) for one in scenario.deployments}
     searches = {

@@ -27,6 +27,10 @@ MOST_REQUESTS = 20_000_000
 GENERATOR = "prfaas synthetic 1, numpy PCG64"
 
 
+class NoArrivalError(TraceError):
+    """A synthetic workload without a single request."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogNormalLengths:
     """Log-normal(mu, sigma) conditioned on [low, high] tokens, rounded to whole tokens.
@@ -230,7 +234,7 @@ class Synthetic:
     def generate(self) -> Trace:
         """The workload as a Trace of format ``synthetic``, equal for equal parameters (on one version of numpy).
 
-        Raises TraceError when no arrival falls inside the duration.
+        Raises NoArrivalError when no arrival falls inside the duration.
         """
         for_arrivals, for_inputs, for_outputs, for_turns = (
             np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(self.seed).spawn(4)
@@ -248,7 +252,7 @@ class Synthetic:
             begun = len({request.session for request in requests})
             notes.append(f"sessions: turns of {begun} conversations; those that began before 0 are under way")
         if not requests:
-            raise TraceError(
+            raise NoArrivalError(
                 f"synthetic: no arrival in {self.duration_s:g} s at {self.rate_rps:g} requests/s; "
                 "raise duration_s or rate_rps"
             )
