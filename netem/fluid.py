@@ -17,7 +17,7 @@ own, consistently: seconds, bytes, bits/s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,10 +43,12 @@ class _Transfer:
 
 
 class _Pair:
-    """What one sender has for one receiver. All counts are cumulative bytes, as of `at_s`."""
+    """What one sender has for one receiver. Counts are bytes since it was last idle, as of `at_s`; before: sent until
+    then."""
 
     __slots__ = (
         "at_s",
+        "before",
         "due_s",
         "event",
         "key",
@@ -62,6 +64,7 @@ class _Pair:
     def __init__(self, key: tuple[str, str]) -> None:
         self.key = key
         self.at_s = 0.0
+        self.before = 0.0
         self.produced = 0.0
         self.sent = 0.0
         self.rate = 0.0  # bytes/s being sent
@@ -71,6 +74,11 @@ class _Pair:
         self.event = _SOURCE
         self.transfers: deque[_Transfer] = deque()
         self.producing: _Transfer | None = None
+
+    def rest(self) -> None:
+        """Nothing is left to send."""
+        self.before += self.sent
+        self.produced = self.sent = self.rate = 0.0
 
 
 class FluidLink:
@@ -198,6 +206,14 @@ class FluidLink:
             self._flow(now_s, pair)
         return self._delivered
 
+    def paths(self, now_s: float) -> Iterator[tuple[str, str, float, float]]:
+        """Of every pair that ever sent: sender, receiver, payload sent by `now_s` (cumulative), bytes that wait."""
+        self._advance(now_s)
+        for pair in self._pairs.values():
+            if pair.transfers:
+                self._flow(now_s, pair)
+            yield *pair.key, pair.before + pair.sent, pair.produced - pair.sent
+
     @property
     def idle(self) -> bool:
         """Nothing is being sent or produced."""
@@ -284,7 +300,7 @@ class FluidLink:
             pair.rate = pair.source
             pair.due_s, pair.event = pair.stops_s, _SOURCE
         elif pair.key in self._active:
-            pair.produced = pair.sent = pair.rate = 0.0
+            pair.rest()
             del self._active[pair.key]
         self._calm, self._alone = True, None
         self._demand = demand
@@ -320,7 +336,7 @@ class FluidLink:
                 pair.sent = transfers[0].mark
             self._landings.append((at_s + self.delay_s, transfers.popleft().token))
             if not transfers:
-                pair.produced = pair.sent = pair.rate = 0.0
+                pair.rest()
                 del self._active[pair.key]
                 return
         elif pair.event is _CAUGHT_UP:

@@ -14,6 +14,7 @@ import numpy as np
 
 from emulator.profile import Profile
 from testbed import phases, plan
+from testbed.control import Rules
 from testbed.lengths import hardware, lengths_of, mean_output_tokens
 from testbed.phases import Segment, is_whole
 from testbed.scenario import Deployment, Scenario, ScenarioError
@@ -71,6 +72,23 @@ def policy_setup(
         decode_slots=by_site["pd"].decode_slots,
         lengths=lengths,
         parameters=parameters,
+        pieces=scenario.pieces(deployment, "prfaas") if deployment.fleet.n_prfaas else 1,
+        tick_s=scenario.scheduler.tick_s,
+        reload_s=scenario.reload_s,
+    )
+
+
+def control_rules(scenario: Scenario, deployment: Deployment) -> Rules:
+    """What control keeps to in a scenario."""
+    return Rules(
+        max_attempts=scenario.max_attempts,
+        tick_s=scenario.scheduler.tick_s,
+        telemetry_s=scenario.telemetry_s,
+        reload_s=scenario.reload_s,
+        deadline_s=scenario.limits.deadline_s,
+        waiting_requests=scenario.limits.waiting_requests,
+        block_tokens=scenario.cache.block_tokens if scenario.cache_bytes else 0,
+        pieces=scenario.pieces(deployment, "prfaas") if deployment.fleet.n_prfaas else 1,
     )
 
 

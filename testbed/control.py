@@ -9,6 +9,7 @@ events and commands on the wire, virtual time in a heap; neither decides.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -16,16 +17,35 @@ from typing import Final
 
 import msgspec
 
+from emulator.kvcache import aligned
 from emulator.messages import (
     Admitted,
     AttemptFailed,
+    CacheChanged,
     Cancel,
+    Convert,
     Finished,
     Prefill,
     Prefilled,
     Telemetry,
 )
-from testbed.scheduler.api import PRFAAS, Decision, NodeView, Policy, Reject, RequestView, Role, Site, SystemView
+from testbed.directory import Directory
+from testbed.scheduler.api import (
+    NO_HITS,
+    PRFAAS,
+    Action,
+    Decision,
+    NodeView,
+    Note,
+    Policy,
+    Reject,
+    RequestView,
+    Role,
+    SetRole,
+    Site,
+    SystemView,
+)
+from testbed.scheduler.estimators import Observed
 
 CLIENT: Final = "client"
 
@@ -62,7 +82,45 @@ class NodeLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Event = Arrive | ClientGone | NodeUp | NodeLost | Prefilled | Admitted | Finished | AttemptFailed | Telemetry
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """The time that `Control.next_s` asked for has come."""
+
+
+class PolicySet(msgspec.Struct, frozen=True, tag=True):
+    """Another policy is in charge from now on: `Control.policy` has been replaced. For the record."""
+
+    name: str
+
+
+Event = (
+    Arrive
+    | ClientGone
+    | NodeUp
+    | NodeLost
+    | Tick
+    | PolicySet
+    | Prefilled
+    | Admitted
+    | Finished
+    | AttemptFailed
+    | CacheChanged
+    | Telemetry
+)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A change of the scheduler's, for the timeline. t_s: model seconds.
+
+    kind: threshold (tokens), regime (scarce, abundant), role (of `node`), joined (the node serves its new role), node
+    (up, silent, lost), policy. trigger: what brought it about.
+    """
+
+    t_s: float
+    kind: str
+    node: str
+    before: float | str
+    after: float | str
+    trigger: str
 
 
 class Record(msgspec.Struct, gc=False, eq=False):
@@ -96,6 +154,12 @@ class Record(msgspec.Struct, gc=False, eq=False):
     landed_s: float = math.nan
     admitted_s: float = math.nan
     finished_s: float = math.nan
+    l_pd: int = 0  # cached at either site when it was routed, as the directory had it
+    l_prfaas: int = 0
+    cache_node: str = ""  # where its cached prefix was to come from, when not from its prefill node
+    regime: str = ""
+    block_ids: tuple[int, ...] = ()
+    prefill_tokens: int = 0  # to compute, as its prefill node is charged with
     prefill_cost_s: float = 0.0
     placed: bool = False  # counted at its nodes
     prefilled: bool = False  # no longer counted at its prefill node
@@ -125,7 +189,7 @@ class Failed(msgspec.Struct, frozen=True):
     retry_after_s: float | None = None
 
 
-Command = tuple[str, Prefill | Cancel | Completed | Failed]
+Command = tuple[str, Prefill | Cancel | Convert | Completed | Failed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +205,60 @@ class NodeSpec:
 PolicyCall = Callable[[Policy, RequestView, SystemView], Decision | Reject]
 
 
+TickCall = Callable[[Policy, SystemView], Sequence[Action]]
+
+
+def tick_policy(policy: Policy, view: SystemView) -> Sequence[Action]:
+    """Let the policy look around, without a time limit (virtual time); a policy without `tick` changes nothing."""
+    tick = getattr(policy, "tick", None)
+    return tick(view) if tick is not None else ()
+
+
 def call_policy(policy: Policy, request: RequestView, view: SystemView) -> Decision | Reject:
     """Ask the policy, without a time limit (virtual time). The gateway passes a bounded one instead."""
     return policy.route(request, view)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What control itself keeps to. Model seconds.
+
+    max_attempts: tries of a request before it fails. tick_s: between two looks around. telemetry_s: between two
+    accounts that a node gives of itself; it is silent after SILENT of them. reload_s: what a node takes to change its
+    role. deadline_s: until a request's first token, None for no deadline. waiting_requests: most requests that wait
+    for their first token, None for no bound. block_tokens: of the prefix cache, 0 without one. pieces: of a transfer
+    from the remote site.
+    """
+
+    max_attempts: int = 3
+    tick_s: float = 1.0
+    telemetry_s: float = 1.0
+    reload_s: float = 60.0
+    deadline_s: float | None = None
+    waiting_requests: int | None = None
+    block_tokens: int = 0
+    pieces: int = 1
+
+
+SILENT: Final = 3.5
+"""Accounts that may be missing before a node counts as silent."""
+
+
+@dataclass(slots=True)
+class _Conversion:
+    """A node that is to change its role. sent: it has drained and been told."""
+
+    node: str
+    role: Role
+    sent: bool = False
 
 
 class Control:
     """The life of every request of one load.
 
     fleet: the instances. cost: T_prefill(l) at each site. policy: started already.
-    fallback: decides when the policy fails. max_attempts: tries of a request before it fails. ask: how the policy is
-    called.
+    fallback: decides when the policy fails. ask, tick: how the policy is called. observed: what is known already, of a
+    load before this one. changes: what the scheduler changed, in order.
     """
 
     def __init__(
@@ -161,38 +268,59 @@ class Control:
         link_nominal_bps: float,
         policy: Policy,
         fallback: Policy,
+        rules: Rules | None = None,
         *,
-        max_attempts: int = 3,
         ask: PolicyCall = call_policy,
+        tick: TickCall = tick_policy,
     ) -> None:
+        rules = Rules() if rules is None else rules
         nodes = {spec.name: NodeView(spec.name, spec.site, spec.role, spec.slots) for spec in fleet}
-        self.view = SystemView(nodes, link_nominal_bps)
+        self.observed = Observed(link_nominal_bps, rules.pieces)
+        self.view = SystemView(nodes, link_nominal_bps, self.observed)
+        self.rules = rules
         self.live: dict[str, Record] = {}
         self.policy = policy
         self.policy_errors: dict[str, int] = {}
+        self.changes: list[Change] = []
+        self.waiting = 0  # live requests without a first token
         self._nodes = nodes
         self._serving: dict[str, Role] = {}  # the live nodes
         self._fallback = fallback
-        self._max_attempts = max_attempts
         self._ask = ask
+        self._tick = tick
         self._cost = cost
+        self._directory = Directory(rules.block_tokens) if rules.block_tokens else None
         self._landed: dict[str, tuple[float, int]] = {}  # a live node's last report: when, bytes from the prfaas site
         self._landing_bps: dict[str, float] = {}
+        self._accounted_s = -math.inf
+        self._conversion: _Conversion | None = None
+        self._tick_due_s = rules.tick_s
+        self._deadlines: deque[tuple[float, Record]] = deque()
         self._handlers: Mapping[type, Callable[..., None]] = {
             Arrive: self._on_arrive,
             ClientGone: self._on_client_gone,
             NodeUp: self._on_node_up,
             NodeLost: self._on_node_lost,
+            Tick: self._on_tick,
+            PolicySet: self._on_policy_set,
             Prefilled: self._on_prefilled,
             Admitted: self._on_admitted,
             Finished: self._on_finished,
             AttemptFailed: self._on_attempt_failed,
+            CacheChanged: self._on_cache_changed,
             Telemetry: self._on_telemetry,
         }
 
-    def next_s(self) -> float | None:
-        """Control has no timer of its own yet."""
-        return None
+    def next_s(self) -> float:
+        """When control wants a `Tick`, model seconds: to look around, or because a deadline is due."""
+        if self._deadlines and self._deadlines[0][0] < self._tick_due_s:
+            return self._deadlines[0][0]
+        return self._tick_due_s
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way that needs ticks to end."""
+        return bool(self.live) or self._conversion is not None
 
     def handle(self, now_s: float, event: Event) -> list[Command]:
         """Accept one event at `now_s` (model seconds) and return the commands that follow from it."""
@@ -213,30 +341,55 @@ class Control:
         )
         record = Record.of(view, event.output_tokens)
         self.live[event.request_id] = record
+        self.waiting += 1
+        rules = self.rules
+        if self._directory is not None and event.block_hashes:
+            record.block_ids = aligned(event.block_hashes, event.block_size, event.input_tokens, rules.block_tokens)
+            self._look_up(record)
+        self.observed.lengths.add(now_s, event.input_tokens, record.l_pd, record.l_prfaas)
+        if rules.waiting_requests is not None and self.waiting > rules.waiting_requests:
+            record.reason = "too many requests wait"
+            self._fail(record, "overloaded", f"{rules.waiting_requests} requests wait already", 429, out, 1.0)
+            return
+        if rules.deadline_s is not None:
+            self._deadlines.append((now_s + rules.deadline_s, record))
         self._route(now_s, record, out)
+
+    def _look_up(self, record: Record) -> None:
+        """What is cached of a request, and where, as far as the directory knows."""
+        assert self._directory is not None
+        hits = self._directory.hits(record.block_ids)
+        record.l_pd = record.l_prfaas = 0
+        for name, tokens in hits.items():
+            if self._nodes[name].site == PRFAAS:
+                record.l_prfaas = max(record.l_prfaas, tokens)
+            else:
+                record.l_pd = max(record.l_pd, tokens)
+        if hits or record.view.hits:
+            record.view = record.view._replace(l_pd=record.l_pd, l_prfaas=record.l_prfaas, hits=hits)
 
     def _route(self, now_s: float, record: Record, out: list[Command]) -> None:
         record.attempts += 1
-        view = record.view
         if record.attempts > 1:
-            view = RequestView(
-                view.request_id, view.arrival_s, view.input_tokens, view.block_hashes, view.block_size, view.session,
-                record.attempts,
-            )
-        decision = self._decide(record, view)
+            record.view = record.view._replace(attempt=record.attempts, hits=NO_HITS)
+            if self._directory is not None:
+                self._look_up(record)
+        decision = self._decide(record, record.view)
         if isinstance(decision, Reject):
             record.reason = decision.reason
             unable = not (self.view.decode() and any(n.alive and n.role == "prefill" for n in self._nodes.values()))
             kind, status = ("unavailable", 503) if unable else ("rejected", 429)
             self._fail(record, kind, decision.reason, status, out, decision.retry_after_s)
             return
-        prefill, decode = self._nodes[decision.prefill_node], self._nodes[decision.decode_node]
+        prefill_node, decode_node, reason, threshold, cached, cache_node, regime = decision
+        prefill, decode = self._nodes[prefill_node], self._nodes[decode_node]
         record.route_s = now_s
-        record.reason = decision.reason
-        record.threshold_tokens = math.nan if decision.threshold_tokens is None else float(decision.threshold_tokens)
-        record.prefill_node, record.decode_node, record.prefill_site = prefill.name, decode.name, prefill.site
+        record.reason, record.regime = reason, regime
+        record.threshold_tokens = math.nan if threshold is None else float(threshold)
+        record.prefill_node, record.decode_node, record.prefill_site = prefill_node, decode_node, prefill.site
+        record.cache_node = cache_node
         record.placed, record.prefilled = True, False
-        tokens = record.input_tokens - record.cached_tokens
+        tokens = record.prefill_tokens = record.input_tokens - cached
         record.prefill_cost_s = self._cost[prefill.site](tokens)
         prefill.queued_requests += 1
         prefill.queued_tokens += tokens
@@ -246,17 +399,19 @@ class Control:
             record.request_id,
             record.attempts,
             record.input_tokens,
-            record.cached_tokens,
+            cached,
             record.output_tokens_asked,
-            decode.name,
+            decode_node,
+            record.block_ids,
+            cache_node,
         )
-        out.append((prefill.name, order))
+        out.append((prefill_node, order))
 
     def _decide(self, record: Record, view: RequestView) -> Decision | Reject:
         """The policy's decision; the fallback's when it raises, is too slow or names a node that cannot take it."""
         try:
             decision = self._ask(self.policy, view, self.view)
-            problem = self._problem(decision)
+            problem = self._problem(decision, view)
         except Exception as error:  # a policy is somebody else's code: whatever it raises must not stop the testbed
             problem = f"{type(error).__name__}: {error}"
         if not problem:
@@ -266,20 +421,20 @@ class Control:
         self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
         decision = self._fallback.route(view, self.view)
         if isinstance(decision, Decision):
-            return Decision(
-                decision.prefill_node, decision.decode_node, f"fallback: {decision.reason}", decision.threshold_tokens
-            )
+            return decision._replace(reason=f"fallback: {decision.reason}")
         return decision
 
-    def _problem(self, decision: object) -> str:
+    def _problem(self, decision: object, view: RequestView) -> str:
         if type(decision) is not Decision:
             return self._no_decision(decision)
         threshold = decision.threshold_tokens
         if type(threshold) is not float and threshold is not None and not isinstance(threshold, Real):
             return f"bad threshold_tokens: {threshold!r}"
         prefill, decode = self._serving.get(decision.prefill_node), self._serving.get(decision.decode_node)
-        if prefill == "prefill" and decode == "decode":
+        if prefill == "prefill" and decode == "decode" and not decision.cached_tokens:
             return ""
+        if problem := self._bad_cache(decision, view):
+            return problem
         for name, role in ((decision.prefill_node, "prefill"), (decision.decode_node, "decode")):
             node = self._nodes.get(name)
             if node is None:
@@ -288,6 +443,15 @@ class Control:
                 return f"dead node: {name}"
             if node.role != role:
                 return f"wrong role: {name} is a {node.role} node"
+        return ""
+
+    @staticmethod
+    def _bad_cache(decision: Decision, view: RequestView) -> str:
+        cached, source = decision.cached_tokens, decision.cache_node
+        if type(cached) is not int or not 0 <= cached < view.input_tokens:
+            return f"bad cached_tokens: {cached!r}"
+        if cached > view.hits.get(source or decision.prefill_node, 0):
+            return f"no such prefix: {cached} tokens at {source or decision.prefill_node}"
         return ""
 
     @staticmethod
@@ -302,14 +466,17 @@ class Control:
             return
         self._leave_prefill(record)
         record.prefill_start_s, record.prefill_end_s = event.start_s, event.end_s
-        record.kv_bytes = event.kv_bytes
+        record.kv_bytes, record.cached_tokens = event.kv_bytes, event.cached_tokens
 
     def _on_admitted(self, now_s: float, event: Admitted, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
         if record is None or record.admitted:
             return
         record.landed_s, record.admitted_s = event.landed_s, event.admitted_s
+        self.waiting -= 1
         self._nodes[record.decode_node].decoding_requests += 1
+        if record.prefill_site == PRFAAS and record.prefilled:
+            self.observed.link.transfer(record.prefill_end_s, event.landed_s, record.kv_bytes)
 
     def _on_finished(self, now_s: float, event: Finished, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
@@ -317,6 +484,7 @@ class Control:
             return
         record.finished_s, record.output_tokens, record.status = event.finished_s, event.tokens, "ok"
         self._release(record)
+        self.observed.answered(event.tokens)
         out.append((CLIENT, Completed(record)))
 
     def _on_attempt_failed(self, now_s: float, event: AttemptFailed, out: list[Command]) -> None:
@@ -340,12 +508,12 @@ class Control:
             self._fail(
                 record, kind, f"{why}; part of the answer had been sent, so the request cannot be tried again", 502, out
             )
-        elif record.attempts >= self._max_attempts:
+        elif record.attempts >= self.rules.max_attempts:
             self._fail(record, kind, f"{why}; given up after {record.attempts} attempts", 503, out)
         else:
             self._leave_nodes(record)
             record.prefill_start_s = record.prefill_end_s = math.nan
-            record.kv_bytes = 0
+            record.kv_bytes = record.cached_tokens = 0
             self._route(now_s, record, out)
 
     def _fail(
@@ -368,6 +536,8 @@ class Control:
 
     def _release(self, record: Record) -> None:
         self._leave_nodes(record)
+        if not record.admitted:
+            self.waiting -= 1
         del self.live[record.request_id]
 
     def _leave_nodes(self, record: Record) -> None:
@@ -385,7 +555,7 @@ class Control:
         record.prefilled = True
         node = self._nodes[record.prefill_node]
         node.queued_requests -= 1
-        node.queued_tokens -= record.input_tokens - record.cached_tokens
+        node.queued_tokens -= record.prefill_tokens
         node.queued_s = node.queued_s - record.prefill_cost_s if node.queued_requests else 0.0
 
     def _current(self, request_id: str, attempt: int) -> Record | None:
@@ -397,32 +567,53 @@ class Control:
         node = self._nodes[event.node]
         if node.alive:
             self._on_node_lost(now_s, NodeLost(event.node, "it began anew"), out)
+        if self._conversion is not None and self._conversion.node == event.node:
+            self._conversion = None
+            self._note("joined", event.node, node.role, event.role, "it has reloaded")
+        elif now_s > 0:
+            self._note("node", event.node, "lost", "up", f"it serves {event.role}")
         node.role = event.role
         node.alive = True
+        node.draining = node.silent = False
         self._serving[event.node] = event.role
-        self.view.nodes_changed()
-        node.told_s = -math.inf
+        node.told_s = now_s
         node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
         node.rtt_s = 0.0
         self._landed[event.node] = (now_s, 0)
+        self.view.nodes_changed()
 
     def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
         node = self._nodes[event.node]
+        if self._conversion is not None and self._conversion.node == event.node:
+            self._conversion, node.draining = None, False
+        if self._directory is not None:
+            self._directory.forget(event.node)
         if not node.alive:
             return
+        self._out_of_service(node)
+        self._note("node", event.node, "up", "lost", event.reason)
+        self._retry_at(now_s, node, f"node {event.node} was lost ({event.reason})", out, lost=True)
+
+    def _out_of_service(self, node: NodeView) -> None:
         node.alive = False
-        del self._serving[event.node]
-        self.view.nodes_changed()
-        self._landing_bps.pop(event.node, None)
+        del self._serving[node.name]
+        self._landing_bps.pop(node.name, None)
         self.view.egress_bps = sum(self._landing_bps.values())
-        why = f"node {event.node} was lost ({event.reason})"
+        self.view.nodes_changed()
+
+    def _retry_at(self, now_s: float, node: NodeView, why: str, out: list[Command], *, lost: bool) -> None:
+        """Try again elsewhere what a node no longer serves. lost: it is gone, with the answers it was sending."""
         for record in list(self.live.values()):
-            if record.prefill_node == event.node and record.admitted:
+            if record.prefill_node == node.name and record.admitted:
                 if not record.prefilled:
                     self._leave_prefill(record)
-            elif event.node in (record.prefill_node, record.decode_node):
+            elif node.name in (record.prefill_node, record.decode_node) and (lost or not record.admitted):
                 # Its KV may have landed whole, but nobody might ever say so: a second prefill is safe, waiting is not.
                 self._again(now_s, record, "node_lost", why, out)
+
+    def _on_cache_changed(self, now_s: float, event: CacheChanged, out: list[Command]) -> None:
+        if self._directory is not None and self._nodes[event.node].alive:
+            self._directory.changed(event.node, event.added, event.removed)
 
     def _on_telemetry(self, now_s: float, event: Telemetry, out: list[Command]) -> None:
         node = self._nodes[event.node]
@@ -430,18 +621,121 @@ class Control:
             return
         node.told_s = event.t_s
         node.outbox_bytes, node.landing_bytes = event.outbox_bytes, event.landing_bytes
-        node.unsent_bytes = sum(path.unsent_bytes for path in event.paths)
-        node.retransmits = sum(path.retransmits for path in event.paths)
-        node.rtt_s = max((path.rtt_s for path in event.paths), default=0.0)
+        node.unsent_bytes = sum([path.unsent_bytes for path in event.paths])
+        node.retransmits = sum([path.retransmits for path in event.paths])
+        node.rtt_s = max([path.rtt_s for path in event.paths], default=0.0)
+        if node.silent:
+            node.silent = False
+            self.view.nodes_changed()
+            self._note("node", node.name, "silent", "up", "it was heard of again")
         if node.role == "decode":
             self._count_egress(event)
 
     def _count_egress(self, event: Telemetry) -> None:
         """Egress is counted where it lands: what the decode nodes' counters gained between their last two reports."""
-        total = sum(count for sender, count in event.kv_landed_bytes.items() if self._nodes[sender].site == PRFAAS)
+        nodes = self._nodes
+        total = sum([count for sender, count in event.kv_landed_bytes.items() if nodes[sender].site == PRFAAS])
         then_s, before = self._landed[event.node]
         self._landed[event.node] = (event.t_s, total)
         self.view.egress_bytes += total - before
         if event.t_s > then_s:
             self._landing_bps[event.node] = (total - before) * 8 / (event.t_s - then_s)
             self.view.egress_bps = sum(self._landing_bps.values())
+
+    # looking around
+    def _on_tick(self, now_s: float, event: Tick, out: list[Command]) -> None:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now_s:
+            record = deadlines.popleft()[1]
+            if self.live.get(record.request_id) is record and not record.admitted:
+                self._cancel(record, out)
+                message = f"no first token within {self.rules.deadline_s:g} s"
+                self._fail(record, "deadline", message, 504, out)
+        if now_s < self._tick_due_s:
+            return
+        self._tick_due_s = now_s + self.rules.tick_s
+        self._find_silent(now_s, out)
+        self._observe(now_s)
+        self._convert(out)
+        try:
+            actions = self._tick(self.policy, self.view)
+            for action in actions:
+                self._do(action)
+        except Exception as error:  # a policy is somebody else's code
+            kind = f"tick: {type(error).__name__}"
+            self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
+
+    def _find_silent(self, now_s: float, out: list[Command]) -> None:
+        """Nodes that have not been heard of: a silent node is not an idle one, and nothing is left waiting for it."""
+        oldest_s = now_s - SILENT * self.rules.telemetry_s
+        for node in self._nodes.values():
+            if node.alive and not node.silent and node.told_s < oldest_s:
+                node.silent = True
+                self.view.nodes_changed()
+                why = f"nothing was heard of it for {now_s - node.told_s:.3g} s"
+                self._note("node", node.name, "up", "silent", why)
+                self._retry_at(now_s, node, f"node {node.name} is silent: {why}", out, lost=False)
+
+    def _observe(self, now_s: float) -> None:
+        observed = self.observed
+        told = [node.told_s for node in self.view.decode()]
+        if told and min(told) > self._accounted_s:  # every decode node has given a new account
+            self._accounted_s = max(told)
+            unsent = retransmits = 0
+            rtt_s = 0.0
+            for node in self._nodes.values():
+                if node.site == PRFAAS and node.alive:
+                    unsent += node.unsent_bytes
+                    retransmits += node.retransmits
+                    rtt_s = max(rtt_s, node.rtt_s)
+            observed.link.account(sum(told) / len(told), self.view.egress_bytes, unsent)
+            observed.path(now_s, rtt_s, retransmits)
+        for site, series in observed.queue_s.items():
+            nodes = self.view.prefill(site)  # type: ignore[arg-type]
+            if nodes:
+                series.add(now_s, sum([node.queued_s for node in nodes]) / len(nodes))
+        decoders = self.view.decode()
+        if decoders:
+            load = sum([node.assigned_requests for node in decoders]) / sum([node.slots for node in decoders])
+            observed.decode_load.add(now_s, load)
+
+    def _do(self, action: Action) -> None:
+        """What the policy asks for."""
+        if isinstance(action, Note):
+            self._note(action.kind, "", action.before, action.after, action.trigger)
+            return
+        if not isinstance(action, SetRole):
+            raise TypeError(f"not an action: {type(action).__name__}")
+        node = self._nodes.get(action.node)
+        if node is None or not node.alive or node.draining or node.site == PRFAAS or node.role == action.role:
+            raise ValueError(f"{action.node} cannot become a {action.role} node")
+        if self._conversion is not None:
+            raise ValueError(f"{self._conversion.node} is still changing its role")
+        if sum(n.role == node.role and n.alive and n.site == node.site for n in self._nodes.values()) < 2:
+            raise ValueError(f"{action.node} is the last {node.role} node of its site")
+        node.draining = True
+        self.view.nodes_changed()
+        self._conversion = _Conversion(node.name, action.role)
+        self._note("role", node.name, node.role, action.role, action.trigger)
+
+    def _convert(self, out: list[Command]) -> None:
+        """The node that is to change its role: once nothing of a request is on it any more, it may."""
+        conversion = self._conversion
+        if conversion is None or conversion.sent:
+            return
+        name = conversion.node
+        for record in self.live.values():
+            if record.placed and (record.decode_node == name or (record.prefill_node == name and not record.admitted)):
+                return
+        conversion.sent = True
+        node = self._nodes[name]
+        self._out_of_service(node)
+        if self._directory is not None:
+            self._directory.forget(name)
+        out.append((name, Convert(conversion.role, self.rules.reload_s)))
+
+    def _on_policy_set(self, now_s: float, event: PolicySet, out: list[Command]) -> None:
+        self._note("policy", "", "", event.name, "asked for")
+
+    def _note(self, kind: str, node: str, before: float | str, after: float | str, trigger: str) -> None:
+        self.changes.append(Change(self.view.now_s, kind, node, before, after, trigger))

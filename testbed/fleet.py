@@ -130,7 +130,7 @@ def _gateway(
         secret=secret,
         scenario=scenario.only(deployment.name).model_dump(mode="json"),
         nodes=[
-            Node(name, site, role, decode.decode_slots if role == "decode" else 0, ADDRESSES[site], ports[name][0])
+            Node(name, site, role, decode.decode_slots if site == "pd" else 0, ADDRESSES[site], ports[name][0])
             for name, site, role in nodes
         ],
         loads_dir=str(state.root / "loads"),

@@ -30,7 +30,14 @@ from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Lateness
 from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
 from emulator.profile import ProfileError
-from testbed.assemble import cost_functions, lengths_from_json, lengths_of_workload, max_input_tokens, policy_setup
+from testbed.assemble import (
+    control_rules,
+    cost_functions,
+    lengths_from_json,
+    lengths_of_workload,
+    max_input_tokens,
+    policy_setup,
+)
 from testbed.control import Completed, Control, Failed, NodeSpec
 from testbed.json_http import JSON, MAX_BODY_BYTES, check_finite, errors_as_answers, json_object, json_response
 from testbed.launch.state import TestbedError
@@ -208,8 +215,9 @@ class Gateway:
             scenario.link.rate_bps,
             policy,
             Homogeneous(),
-            max_attempts=scenario.max_attempts,
+            control_rules(scenario, deployment),
             ask=self._ask,
+            tick=self._ask.tick,
         )
         folder = Path(self.config.loads_dir) / session_id
         clock = Clock(self._t0_ns, scenario.scale.time_scale)

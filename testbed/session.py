@@ -12,19 +12,32 @@ import io
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from emulator.clock import Clock
+from emulator.clock import TIMER_ROUND_S, Clock
 from emulator.messages import AnyMessage, Telemetry, Tokens
-from testbed.control import CLIENT, Arrive, ClientGone, Completed, Control, Event, Failed, NodeLost, NodeUp, Record
+from testbed.control import (
+    CLIENT,
+    Arrive,
+    ClientGone,
+    Completed,
+    Control,
+    Event,
+    Failed,
+    NodeLost,
+    NodeUp,
+    Record,
+    Tick,
+    tick_policy,
+)
 from testbed.openai_api import Ask
 from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
-from testbed.scheduler.api import Decision, Policy, Reject, RequestView, Role, Setup, SystemView
+from testbed.scheduler.api import Action, Decision, Policy, Reject, RequestView, Role, Setup, SystemView
 
 FLUSH_S: Final = 0.5  # wall seconds between writes of rows and events
 INSIST_S: Final = 0.0002  # wall seconds between rings: a policy that catches all is hit outside its `try` in the end
@@ -58,6 +71,10 @@ class BoundedCall:
 
     def __call__(self, policy: Policy, request: RequestView, view: SystemView) -> Decision | Reject:
         return self._within(self.limit_s, "no decision", policy.route, request, view)
+
+    def tick(self, policy: Policy, view: SystemView) -> Sequence[Action]:
+        """As `tick_policy`, within the limit."""
+        return self._within(self.limit_s, "not done looking around", tick_policy, policy, view)
 
     def start(self, policy: Policy, setup: Setup, limit_s: float) -> None:
         self._within(limit_s, "not ready", policy.start, setup)
@@ -132,7 +149,10 @@ class Session:
         self._events_file = self.events_path.open("wb")
         self._loop = asyncio.get_running_loop()
         self._flusher: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_s = 0.0
         self._flush()
+        self._arm()
 
     # what the outside says
     def arrive(self, request_id: str, ask: Ask) -> Stream:
@@ -168,9 +188,9 @@ class Session:
         self._handle(message)  # type: ignore[arg-type]
 
     def _handle(self, event: Event) -> None:
-        now_s = self.clock.now_s()
+        control, now_s = self.control, self.clock.now_s()
         self._events.append(self._encode({"t_s": now_s, "event": event}))
-        for destination, command in self.control.handle(now_s, event):
+        for destination, command in control.handle(now_s, event):
             if destination == CLIENT:
                 assert isinstance(command, Completed | Failed)
                 self._end(command)
@@ -179,6 +199,20 @@ class Session:
                 if not self._send(destination, command):
                     # Its connection is gone and the loss is about to be told; control then tries elsewhere.
                     self._loop.call_soon(self.node_lost, destination, "no connection to it")
+        if control.next_s() < self._armed_s:
+            self._arm()
+
+    def _arm(self) -> None:
+        """Wait for the time at which control wants to look around."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_s = self.control.next_s()
+        self._timer = self._loop.call_at(self.clock.monotonic_s(self._armed_s) + TIMER_ROUND_S, self._look)
+
+    def _look(self) -> None:
+        if self.clock.now_s() >= self._armed_s:
+            self._handle(Tick())
+        self._arm()
 
     def _end(self, command: Completed | Failed) -> None:
         record = command.record
@@ -209,8 +243,9 @@ class Session:
 
     def close(self) -> None:
         """Write what is left and close the files."""
-        if self._flusher is not None:
-            self._flusher.cancel()
+        for timer in (self._flusher, self._timer):
+            if timer is not None:
+                timer.cancel()
         self._write()
         self._rows_file.close()
         self._events_file.close()
@@ -248,6 +283,7 @@ class Session:
                 max(0, count - self._retransmits_before.get(node, 0)) for node, count in self.retransmits().items()
             ),
             "policy_errors": dict(self.control.policy_errors),
+            "changes": [msgspec.to_builtins(change) for change in self.control.changes],
             "threshold_tokens": getattr(self.control.policy, "threshold_tokens", None),
             "rows": str(self.rows_path),
             "events": str(self.events_path),

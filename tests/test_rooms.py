@@ -19,7 +19,7 @@ ROOMS = {
 }
 PURE_PARTS = {  # of the standard library: no clock, no chance, no sockets, no files, no processes
     "__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
-    "heapq", "itertools", "math", "numbers", "operator", "statistics", "typing",
+    "heapq", "itertools", "math", "numbers", "operator", "statistics", "types", "typing",
 }  # fmt: skip
 PURE = {  # modules that decide, and what else they may import
     "emulator/decode_instance.py": {"emulator.messages", "msgspec"},
@@ -30,7 +30,11 @@ PURE = {  # modules that decide, and what else they may import
     "netem/fluid.py": {"netem.link", "netem.schedule"},
     "netem/link.py": {"re"},
     "netem/schedule.py": {"netem.link"},
-    "testbed/control.py": {"msgspec", "emulator.messages", "testbed.scheduler.api"},
+    "testbed/control.py": {
+        "msgspec", "emulator.kvcache", "emulator.messages", "testbed.directory", "testbed.scheduler.api",
+        "testbed.scheduler.estimators",
+    },
+    "testbed/directory.py": {"testbed.scheduler.api"},
     "traces/request.py": set(),
 }
 SUBJECT = sorted((ROOT / "testbed/scheduler").glob("*.py"))

@@ -1,20 +1,286 @@
-"""The paper's policy: selective offloading by a length threshold that balances the two clusters.
+"""The paper's policy, on two timescales (section 3): selective offloading by a threshold that follows the link, and a
+split of the local cluster that follows the load.
 
-The threshold is solved once, when a load begins, by equation (7) for the load's length distribution and the nominal
-link.
+*Short term*, `tick` every second: when the link's estimate moves, or queues surge, or the fleet changes, equation (7)
+is solved again. *Long term*, every some minutes: the grid search (8) on the profiled window; a better split is
+approached one node at a time. Between them stands hysteresis: a dwell after each change, a least change, two verdicts
+in a row.
+
+Routing: bandwidth *scarce*, the clusters are judged apart, and no cache crosses; *abundant*, the longer prefix of both
+counts, and is brought to where the request computes.
 """
 
 from __future__ import annotations
 
-from testbed.scheduler.api import Decision, Reject, RequestView, Setup, SystemView
-from testbed.scheduler.rules import by_threshold, solve_threshold
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from testbed.scheduler import model
+from testbed.scheduler.api import (
+    PD,
+    PRFAAS,
+    Action,
+    Decision,
+    NodeView,
+    Note,
+    Reject,
+    RequestView,
+    SetRole,
+    Setup,
+    Site,
+    SystemView,
+)
+from testbed.scheduler.estimators import differ
+from testbed.scheduler.rules import CostTable, least_loaded_decode, send, solve_threshold, system_of
+
+ABUNDANT: Final = "abundant"
+SCARCE: Final = "scarce"
+
+DEFAULTS: Final[dict[str, float]] = {
+    "high_water": 0.9,  # egress utilisation that is pressure
+    "scarce_above": 0.7,  # egress utilisation above which bandwidth is scarce
+    "abundant_below": 0.5,  # ... and below which it is abundant again
+    "surge_s": 15.0,  # prefill work waiting a node, and growing, that calls for a new profile
+    "link_step": 0.1,  # relative change of the link's estimate that calls for a new t
+    "least_change": 0.07,  # relative change of t that is worth making
+    "surge_dwell_s": 8.0,  # between changes of t that the link calls for
+    "dwell_s": 60.0,  # between all others
+    "floor_tokens": 256.0,
+    "ceiling_tokens": 0.0,  # 0: the longest length there is
+    "ramp_s": 30.0,  # a site that comes back takes its share again over this time
+    "plan_s": 120.0,  # between two looks at the split
+    "role_dwell_s": 240.0,  # between two conversions
+    "least_gain": 0.05,  # relative gain of Lambda_max that is worth a conversion
+    "horizon_s": 1800.0,  # over which a conversion has to earn what it costs
+    "drain_s": 30.0,  # what a drain is taken to last, beside Setup.reload_s
+    "patience_s": 900.0,  # a link below its nominal rate for this long is taken to stay so
+}
+"""The policy's parameters (`policy.parameters` in a scenario); seconds are model seconds."""
 
 
 class Prfaas:
     """l > t goes to PrfaaS, l <= t stays local, with t where Theta_prfaas / p = Theta_pd-p / (1 - p)."""
 
     def start(self, setup: Setup) -> None:
-        self.threshold_tokens = solve_threshold(setup)
+        unknown = sorted(set(setup.parameters) - set(DEFAULTS))
+        if unknown:
+            raise ValueError(f"parameters: {', '.join(unknown)} unknown; known are {', '.join(DEFAULTS)}")
+        self._p = {**DEFAULTS, **setup.parameters}
+        self._setup = setup
+        self._lengths, self._sample = setup.lengths, math.inf  # of how many requests; the operator's word is exact
+        self._cost = {site: CostTable(hardware, setup.lengths.high) for site, hardware in setup.hardware.items()}
+        self._ceiling = self._p["ceiling_tokens"] or setup.lengths.high
+        self.threshold_tokens = self._bounded(solve_threshold(setup))
+        self.regime = ABUNDANT
+        self._fleet_version: int | None = None
+        self._remote = setup.n_prfaas  # nodes the present t reckons with
+        self._solved_bps = setup.link_nominal_bps
+        self._changed_s = self._profiled_s = -self._p["dwell_s"]
+        self._ramp_s: float | None = None  # since when the remote site is back
+        self._calm_s = 0.0  # since when the link is not backlogged
+        self._nominal_s = 0.0  # when the link was last seen at its nominal rate
+        self._plan_due_s = self._p["plan_s"]
+        self._role_s = -self._p["role_dwell_s"]
+        self._leaning = 0  # which way the last look at the split pointed
 
     def route(self, request: RequestView, view: SystemView) -> Decision | Reject:
-        return by_threshold(request, view, self.threshold_tokens)
+        t = self.threshold_tokens if self._ramp_s is None else self._ramped(view.now_s)
+        if request.hits:
+            return self._route_cached(request, view, t)
+        if request.input_tokens > t:
+            return send(view, PRFAAS, "longer than t", t, self.regime)
+        return send(view, PD, "not longer than t", t, self.regime)
+
+    def _route_cached(self, request: RequestView, view: SystemView, t: float) -> Decision | Reject:
+        """The two rules of the paper, then the node that would have it prefilled first."""
+        scarce = self.regime == SCARCE
+        prefix = request.l_pd if scarce else max(request.l_pd, request.l_prfaas)
+        if request.input_tokens - prefix > t:
+            site: Site = PRFAAS
+            reason = "uncached part longer than t"
+        else:
+            site = PD
+            reason = "uncached part not longer than t"
+        nodes, decoders = view.prefill(site), view.decode()
+        if not nodes or not decoders:
+            return send(view, site, reason, t, self.regime)
+        decode = least_loaded_decode(decoders)
+        holder, held = self._best_holder(request, view, site, across=not scarce)
+        cost = self._cost[site]
+        best, least_s, use, source = nodes[0], float("inf"), 0, ""
+        for node in nodes:
+            own = request.hits.get(node.name, 0)
+            total_s = node.queued_s + cost(request.input_tokens - own)
+            if total_s < least_s:
+                best, least_s, use, source = node, total_s, own, ""
+            if held > own and holder is not None:
+                total_s = node.queued_s + cost(request.input_tokens - held) + self._fetch_s(held, holder, site, view)
+                if total_s < least_s:
+                    best, least_s, use, source = node, total_s, held, holder.name
+        return Decision(best.name, decode.name, reason, t, use, source, self.regime)
+
+    @staticmethod
+    def _best_holder(
+        request: RequestView, view: SystemView, site: Site, *, across: bool
+    ) -> tuple[NodeView | None, int]:
+        """Who to fetch a prefix from: the longest there is, at home if it is as long; at the other site if `across`."""
+        best: NodeView | None = None
+        longest = 0
+        for name, tokens in request.hits.items():
+            node = view.nodes[name]
+            if not node.alive or node.silent or (node.site != site and not across):
+                continue
+            if tokens > longest or (tokens == longest and best is not None and best.site != site):
+                best, longest = node, tokens
+        return best, longest
+
+    def _fetch_s(self, tokens: int, holder: NodeView, site: Site, view: SystemView) -> float:
+        """What bringing a prefix of `tokens` takes, unloaded: over the link at what is left of it, or inside the
+        site."""
+        kv_bits = 8 * self._cost[holder.site].kv_bytes(tokens)
+        if holder.site == site:
+            return kv_bits / self._setup.intra_bps
+        link = view.observed.link
+        return kv_bits / max(link.bps * (1 - link.utilisation), 0.05 * link.bps, 1.0)
+
+    # short term
+    def tick(self, view: SystemView) -> Sequence[Action]:
+        """What to change now: the regime, t, a node's role."""
+        actions: list[Action] = []
+        now_s, link = view.now_s, view.observed.link
+        if link.backlogged:
+            self._calm_s = now_s
+        if link.bps >= 0.9 * link.nominal_bps:
+            self._nominal_s = now_s
+        self._judge_bandwidth(view, actions)
+        self._follow(view, actions)
+        if now_s >= self._plan_due_s:
+            self._plan_due_s = now_s + self._p["plan_s"]
+            self._plan(view, actions)
+        return actions
+
+    def _judge_bandwidth(self, view: SystemView, actions: list[Action]) -> None:
+        link, before = view.observed.link, self.regime
+        used = link.utilisation
+        if before == ABUNDANT and (link.backlogged or used > self._p["scarce_above"]):
+            self.regime = SCARCE
+        elif before == SCARCE and used < self._p["abundant_below"] and view.now_s - self._calm_s >= 10:
+            self.regime = ABUNDANT
+        if self.regime != before:
+            backlog = ", backlogged" if link.backlogged else ""
+            actions.append(Note("regime", before, self.regime, f"egress at {used:.0%} of the estimate{backlog}"))
+
+    def _follow(self, view: SystemView, actions: list[Action]) -> None:
+        """Solve (7) again when there is a reason to; take its t when that is worth it."""
+        now_s, observed = view.now_s, view.observed
+        link, waited_s = observed.link, now_s - self._changed_s
+        pressed = link.backlogged or link.utilisation > self._p["high_water"]
+        if view.fleet_version != self._fleet_version:
+            first = self._fleet_version is None
+            self._fleet_version = view.fleet_version
+            remote = len(view.prefill(PRFAAS))
+            if remote and not self._remote:
+                self._ramp_s = now_s
+            changed = first or remote != self._remote
+            self._remote = remote
+            self._take(view, actions, "the fleet changed" if changed else "roles changed", at_once=not first)
+        elif abs(link.bps - self._solved_bps) > self._p["link_step"] * self._solved_bps:
+            if waited_s >= self._p["surge_dwell_s"]:
+                self._take(view, actions, f"link estimate {self._solved_bps / 1e9:.3g} -> {link.bps / 1e9:.3g} Gbps")
+        elif observed.lengths.enough and not pressed and min(waited_s, now_s - self._profiled_s) >= self._p["dwell_s"]:
+            if self._profile(view):
+                self._take(view, actions, f"lengths of the last {observed.lengths.held} requests")
+        elif observed.lengths.enough and waited_s >= self._p["dwell_s"] and self._surging(view):
+            self._profile(view)
+            self._take(view, actions, "queues surge")
+
+    def _surging(self, view: SystemView) -> bool:
+        for series in view.observed.queue_s.values():
+            if (series.latest or 0.0) > self._p["surge_s"] and series.slope > 0:
+                return True
+        return False
+
+    def _profile(self, view: SystemView) -> bool:
+        """Take the window's lengths, if they are others than those in use; whether they are.
+
+        A threshold of 2,000 lengths is off by 5 %, so what chance alone explains changes nothing.
+        """
+        self._profiled_s = view.now_s
+        lengths = view.observed.lengths.incremental(across=self.regime == ABUNDANT)
+        if not differ(lengths, self._lengths, view.observed.lengths.held, self._sample):
+            return False
+        self._lengths, self._sample = lengths, view.observed.lengths.held
+        return True
+
+    def _take(self, view: SystemView, actions: list[Action], trigger: str, *, at_once: bool = False) -> None:
+        """The t of (7) for what is known now, if it differs enough."""
+        link_bps = view.observed.link.bps
+        self._solved_bps = link_bps
+        fleet = model.Fleet(len(view.prefill(PRFAAS)), len(view.prefill(PD)), len(view.decode()))
+        before = self.threshold_tokens
+        t = self._bounded(solve_threshold(self._setup, fleet, self._lengths, link_bps))
+        if t == before or (not at_once and abs(t - before) < self._p["least_change"] * before):
+            return
+        self.threshold_tokens, self._changed_s = t, view.now_s
+        actions.append(Note("threshold", before, t, trigger))
+
+    def _bounded(self, t: float) -> float:
+        return min(max(t, self._p["floor_tokens"]), self._ceiling) if self._setup.n_prfaas else t
+
+    def _ramped(self, now_s: float) -> float:
+        """t after the remote site came back: from everything local down to the solved one, so that nobody stampedes."""
+        assert self._ramp_s is not None
+        left = 1 - (now_s - self._ramp_s) / self._p["ramp_s"]
+        if left <= 0:
+            self._ramp_s = None
+            return self.threshold_tokens
+        return self.threshold_tokens + left * max(0.0, self._ceiling - self.threshold_tokens)
+
+    # long term
+    def _plan(self, view: SystemView, actions: list[Action]) -> None:
+        """One step towards the best split of (8), when that pays and has been so twice."""
+        now_s, observed, link = view.now_s, view.observed, view.observed.link
+        output_tokens = observed.output_tokens
+        if not observed.lengths.enough or output_tokens is None or not self._settled(view):
+            self._leaning = 0
+            return
+        if now_s - self._role_s < self._p["role_dwell_s"]:
+            return
+        self._profile(view)
+        n_prfaas, n_p, n_d = len(view.prefill(PRFAAS)), len(view.prefill(PD)), len(view.decode())
+        system = system_of(self._setup, link.bps, output_tokens)
+        points = model.grid_search(system, n_prfaas, n_p + n_d, self._lengths)
+        best, here = model.optimum(points), points[n_p]
+        step = (best.fleet.n_p > n_p) - (best.fleet.n_p < n_p)
+        leaning, self._leaning = self._leaning, step
+        if not step or step != leaning or best.lambda_max < here.lambda_max * (1 + self._p["least_gain"]):
+            return
+        there = points[n_p + step]
+        if not (there.fleet.n_p >= 1 and there.fleet.n_d >= 1):
+            return
+        missing = model.Fleet(n_prfaas, n_p - (step < 0), n_d - (step > 0))
+        during = model.evaluate(system, missing, self._lengths, here.threshold_tokens).lambda_max
+        costs = (here.lambda_max - during) * (self._setup.reload_s + self._p["drain_s"])
+        earns = (there.lambda_max - here.lambda_max) * self._p["horizon_s"]
+        if earns <= costs:
+            return
+        trigger = (
+            f"Lambda_max {here.lambda_max:.3g} at ({n_p}, {n_d}), {there.lambda_max:.3g} at "
+            f"({there.fleet.n_p}, {there.fleet.n_d}), best {best.lambda_max:.3g} req/s"
+        )
+        self._role_s, self._leaning = now_s, 0
+        if step > 0:
+            actions.append(SetRole(min(view.decode(), key=lambda n: n.assigned_requests).name, "prefill", trigger))
+        else:
+            actions.append(SetRole(min(view.prefill(PD), key=lambda n: n.queued_s).name, "decode", trigger))
+
+    def _settled(self, view: SystemView) -> bool:
+        """Whether this is a time to judge the split by: nobody silent, lost or on its way, the link as it usually
+        is."""
+        link = view.observed.link
+        if link.backlogged or view.now_s - self._calm_s < self._p["plan_s"] / 2:
+            return False
+        if link.bps < 0.9 * link.nominal_bps and view.now_s - self._nominal_s < self._p["patience_s"]:
+            return False
+        return all(node.alive and not node.draining and not node.silent for node in view.nodes.values())

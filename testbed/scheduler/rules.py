@@ -6,6 +6,9 @@ They stand apart so that two policies differ in their routing rule and in nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
 
 from testbed.scheduler import model
 from testbed.scheduler.api import PD, PRFAAS, Decision, NodeView, Reject, RequestView, Setup, Site, SystemView
@@ -30,8 +33,13 @@ def least_loaded_decode(nodes: Sequence[NodeView]) -> NodeView:
     return best
 
 
-def send(view: SystemView, site: Site, reason: str, threshold_tokens: float | None = None) -> Decision | Reject:
-    """Prefill at `site` if it has a live prefill node, else at the other site; decode at the least loaded node."""
+def send(
+    view: SystemView, site: Site, reason: str, threshold_tokens: float | None = None, regime: str = ""
+) -> Decision | Reject:
+    """Prefill at `site` if it has a live prefill node, else at the other site; decode at the least loaded node.
+
+    What the chosen node has cached of the prompt is not looked at.
+    """
     decoders = view.decode()
     if not decoders:
         return Reject("no live decode node")
@@ -42,7 +50,15 @@ def send(view: SystemView, site: Site, reason: str, threshold_tokens: float | No
         reason = f"{reason}, but no live prefill node at {site}"
     if not prefills:
         return Reject("no live prefill node")
-    return Decision(least_loaded_prefill(prefills).name, least_loaded_decode(decoders).name, reason, threshold_tokens)
+    return Decision(
+        least_loaded_prefill(prefills).name,
+        least_loaded_decode(decoders).name,
+        reason,
+        threshold_tokens,
+        0,
+        "",
+        regime,
+    )
 
 
 def by_threshold(request: RequestView, view: SystemView, threshold_tokens: float) -> Decision | Reject:
@@ -52,23 +68,57 @@ def by_threshold(request: RequestView, view: SystemView, threshold_tokens: float
     return send(view, PD, "not longer than t", threshold_tokens)
 
 
-def solve_threshold(setup: Setup) -> float:
-    """The t of equation (7) in the paper's form, tokens: for the load's lengths, the fleet as it is, the nominal link.
-
-    A fleet without remote prefill keeps everything local (infinity), one without local prefill sends everything away
-    (0).
-    """
-    if not setup.n_prfaas:
-        return model.ALL_LOCAL
-    if not setup.n_p:
-        return model.ALL_REMOTE
-    system = model.System(
+def system_of(setup: Setup, link_bps: float, output_tokens: float = 1.0) -> model.System:
+    """The deployment as the equations take it. output_tokens: mean L_out; without influence on the threshold of a
+    split."""
+    return model.System(
         local=setup.hardware[PD],
-        remote=setup.hardware[PRFAAS],
-        link_bps=setup.link_nominal_bps,
+        remote=setup.hardware.get(PRFAAS),
+        link_bps=link_bps,
         decode_step_s=setup.decode_step_s,
         decode_slots=setup.decode_slots,
-        output_tokens=1.0,  # unknown to a policy, and without influence on the threshold of a given split
+        output_tokens=output_tokens,
     )
-    fleet = model.Fleet(setup.n_prfaas, setup.n_p, setup.n_d)
-    return model.solve_threshold(system, fleet, setup.lengths).threshold_tokens
+
+
+def solve_threshold(
+    setup: Setup,
+    fleet: model.Fleet | None = None,
+    lengths: model.LengthDistribution | None = None,
+    link_bps: float | None = None,
+) -> float:
+    """The t of equation (7) in the paper's form, tokens: by default for what the operator said when the load began.
+
+    A fleet without remote prefill keeps everything local (infinity), one without local prefill sends everything away
+    (0). link_bps: bits/s; with none at all everything stays local, too.
+    """
+    fleet = model.Fleet(setup.n_prfaas, setup.n_p, setup.n_d) if fleet is None else fleet
+    link_bps = setup.link_nominal_bps if link_bps is None else link_bps
+    if not fleet.n_prfaas or link_bps <= 0:
+        return model.ALL_LOCAL
+    if not fleet.n_p:
+        return model.ALL_REMOTE
+    return model.solve_threshold(system_of(setup, link_bps), fleet, lengths or setup.lengths).threshold_tokens
+
+
+class CostTable:
+    """T_prefill and S_kv of a site by length, looked up rather than computed: in steps of STEP tokens, rounded up."""
+
+    STEP: Final = 256
+
+    def __init__(self, hardware: model.Hardware, longest_tokens: float) -> None:
+        """longest_tokens: the longest length of the workload; longer ones are taken as that."""
+        lengths = np.append(np.arange(1, longest_tokens, self.STEP, dtype=np.float64), longest_tokens)
+        self._seconds: list[float] = hardware.t_prefill(lengths).tolist()
+        self._bytes: list[float] = hardware.s_kv(lengths).tolist()
+        self._last = len(self._seconds) - 1
+
+    def __call__(self, tokens: int) -> float:
+        """Seconds of a prefill of `tokens`."""
+        at = -(-tokens // self.STEP)
+        return self._seconds[at if at < self._last else self._last]
+
+    def kv_bytes(self, tokens: int) -> float:
+        """Bytes of KV of `tokens`."""
+        at = -(-tokens // self.STEP)
+        return self._bytes[at if at < self._last else self._last]

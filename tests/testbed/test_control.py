@@ -33,6 +33,7 @@ from testbed.control import (
     NodeSpec,
     NodeUp,
     Record,
+    Rules,
 )
 from testbed.scheduler.api import Decision, NodeView, Reject, RequestView, Setup, SystemView
 from testbed.scheduler.baselines import Homogeneous
@@ -76,7 +77,7 @@ class Run:
 
     def __init__(self, *answers: Any, up: bool = True, max_attempts: int = 3) -> None:
         self.policy = To(*answers or [P0_D0])
-        self.control = Control(FLEET, COST, 100e9, self.policy, Homogeneous(), max_attempts=max_attempts)  # type: ignore[arg-type]
+        self.control = Control(FLEET, COST, 100e9, self.policy, Homogeneous(), rules=Rules(max_attempts=max_attempts))  # type: ignore[arg-type]
         self.said: list[Command] = []
         if up:
             for spec in FLEET:
@@ -145,7 +146,8 @@ class TestLife:
         ((destination, done),) = run.at(6.5, Finished("a", 1, 6.5, 7.0, 8))
         assert destination == CLIENT
         assert isinstance(done, Completed)
-        told = {name: getattr(done.record, name) for name in Record.__slots__}
+        of_the_cache = {"block_ids", "cache_node", "l_pd", "l_prfaas", "regime", "prefill_tokens"}
+        told = {name: getattr(done.record, name) for name in Record.__struct_fields__ if name not in of_the_cache}
         assert told | {"view": None} == {
             "request_id": "a",
             "status": "ok",
@@ -577,7 +579,8 @@ class TestView:
         run.at(0.5, Arrive("a", 100, 424_242, (1, 2), 512, "s"))
         (view,) = run.policy.asked
         fields = set(RequestView._fields)
-        assert fields == {"request_id", "arrival_s", "input_tokens", "block_hashes", "block_size", "session", "attempt"}
+        of_the_prompt = {"request_id", "arrival_s", "input_tokens", "block_hashes", "block_size", "session", "attempt"}
+        assert fields == of_the_prompt | {"l_pd", "l_prfaas", "hits"}
         assert 424_242 not in view
 
     def test_neither_nodes_nor_system_tell_output_lengths(self) -> None:
@@ -628,8 +631,8 @@ class TestTelemetry:
         assert (node.told_s, node.outbox_bytes, node.landing_bytes) == (1.9, 11, 22)
         assert (node.unsent_bytes, node.retransmits, node.rtt_s) == (1200, 7, 0.03)
 
-    def test_before_the_first_account_nothing_was_told(self) -> None:
-        assert Run().nodes["f0"].told_s == -math.inf
+    def test_before_the_first_account_coming_up_is_the_latest_word(self) -> None:
+        assert Run().nodes["f0"].told_s == -1.0
 
     def test_egress_is_what_landed_from_the_prfaas_site(self) -> None:
         run = Run()
@@ -667,14 +670,14 @@ class TestTelemetry:
         run = Run()
         run.at(2.0, NodeLost("d0", "gone"))
         run.at(2.1, telemetry("d0", 1.9, {"f0": 1000}))
-        assert (run.control.view.egress_bytes, run.nodes["d0"].told_s) == (0, -math.inf)
+        assert (run.control.view.egress_bytes, run.nodes["d0"].told_s) == (0, -1.0)
 
     def test_a_node_that_is_up_again_counts_from_zero(self) -> None:
         run = Run()
         run.at(1.0, telemetry("d0", 1.0, {"f0": 1000}, landing_bytes=5))
         run.at(2.0, NodeLost("d0", "gone"))
         run.at(3.0, NodeUp("d0", "decode"))
-        assert (run.nodes["d0"].told_s, run.nodes["d0"].landing_bytes) == (-math.inf, 0)
+        assert (run.nodes["d0"].told_s, run.nodes["d0"].landing_bytes) == (3.0, 0)
         run.at(4.0, telemetry("d0", 4.0, {"f0": 300}))
         assert run.control.view.egress_bytes == 1300
         assert run.control.view.egress_bps == 300 * 8 / 1.0

@@ -108,8 +108,8 @@ class TestRules:
     def test_a_threshold_divides_the_requests(self, paper: Setup, name: str) -> None:
         policy = started(name, paper)
         t = policy.threshold_tokens  # type: ignore[attr-defined]
-        assert route(policy, int(t)) == Decision("p0", "d0", "not longer than t", t)
-        assert route(policy, int(t) + 1) == Decision("f0", "d0", "longer than t", t)
+        assert route(policy, int(t))[:4] == ("p0", "d0", "not longer than t", t)
+        assert route(policy, int(t) + 1)[:4] == ("f0", "d0", "longer than t", t)
 
     @given(tokens=st.integers(1, 131_072))
     def test_naive_sends_everything_away(self, tokens: int) -> None:

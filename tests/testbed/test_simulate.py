@@ -123,8 +123,8 @@ def test_when_all_has_happened_everything_is_free() -> None:
     world = a_world(sets=("link.rate_bps=12gbps",))
     world.run()
     assert not world.control.live
-    assert all(machine.next_s() is None for machine in world._machines.values())
-    for machine in world._machines.values():
+    assert all(machine.next_s() is None for machine in world.machines.values())
+    for machine in world.machines.values():
         assert machine.running_requests(math.inf) == machine.queued_requests == 0  # type: ignore[attr-defined]
     for node in world.control.view.nodes.values():
         assert (node.queued_requests, node.queued_tokens, node.assigned_requests, node.decoding_requests) == (0,) * 4

@@ -1,0 +1,430 @@
+"""The driver of virtual time: one heap that carries messages between the pure machines, and decides nothing.
+
+What happens at one time happens in this order: the link steps, KV lands, machines wake, converted nodes join, nodes
+give an account of themselves, control looks around, requests arrive; messages without a delay are delivered, first in
+first out, before time moves. Nothing is left to chance.
+
+While the link between the sites is cut (a rate of 0) messages between them wait for it, as the KV does.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any, Final
+
+from emulator.batching import decode_instance
+from emulator.decode_instance import DecodeInstance
+from emulator.instance import PrefillInstance
+from emulator.kvcache import CacheShape, NodePool
+from emulator.messages import (
+    CONTROL,
+    WAKE,
+    WIRE,
+    Announce,
+    AnyMessage,
+    Convert,
+    Landed,
+    PathSample,
+    StopTransmit,
+    Telemetry,
+    Transmit,
+)
+from netem.fluid import TCP_EFFICIENCY, FluidLink
+from netem.link import burst_bytes
+from testbed.assemble import control_rules, cost_functions, instances, profiles
+from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record, Tick
+from testbed.report.little import GATE_OF, Passages
+from testbed.scenario import Deployment, Scenario
+from testbed.scheduler.api import INTRA_BPS, PD, PRFAAS, Policy, Role, Site
+from testbed.scheduler.baselines import Homogeneous
+from traces.request import Request
+
+# What comes first at one time. Arrivals come last of all; being sorted, they need no place in the heap.
+LINK_STEP: Final = 0
+LANDING: Final = 1
+WAKE_UP: Final = 2
+JOIN: Final = 3
+TELL: Final = 4
+LOOK: Final = 5
+_NEVER: Final = float("inf")
+
+TICK: Final = Tick()
+AnyInstance = PrefillInstance | DecodeInstance
+
+
+class _Port:
+    """A machine as the driver reaches it. armed_s: the wake-up that it waits for. before: what had landed from each
+    remote node when the machine began, bytes."""
+
+    __slots__ = ("armed_s", "before", "handle", "index", "machine", "name", "next_s", "role", "site")
+
+    def __init__(self, name: str, index: int, site: Site, role: Role, machine: AnyInstance) -> None:
+        self.name, self.index, self.site = name, index, site
+        self.armed_s: float | None = None
+        self.before: dict[str, float] = {}
+        self.begin(role, machine)
+
+    def begin(self, role: Role, machine: AnyInstance) -> None:
+        """Another machine takes its place."""
+        self.role, self.machine, self.armed_s = role, machine, None
+        self.handle, self.next_s = machine.handle, machine.next_s
+
+
+class _Pipe:
+    """One direction of the link between the sites. armed_s: when it is looked at next."""
+
+    __slots__ = ("armed_s", "link")
+
+    def __init__(self, link: FluidLink) -> None:
+        self.link = link
+        self.armed_s: float | None = None
+
+
+class World:
+    """Everything of one run in virtual time.
+
+    on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        deployment: Deployment,
+        policy: Policy,
+        requests: Sequence[Request],
+        on_end: Callable[[Record], None],
+        *,
+        steps: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        self.passages = Passages()
+        self._scenario, self._deployment = scenario, deployment
+        self._profiles = profiles(scenario, deployment)
+        self._on_end = on_end
+        self._requests = requests
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._order = 0
+        self._due: deque[tuple[str, Any]] = deque()  # who, and a machine's message or control's event
+        self._held: list[tuple[str, Any]] | None = None  # messages between the sites, while the link is cut
+        self._ports: dict[str, _Port] = {}
+        fleet = []
+        slots = self._profiles[PD].decode_slots
+        for index, (name, site, role) in enumerate(instances(deployment)):
+            fleet.append(NodeSpec(name, site, role, slots if site == PD else 0))
+            self._ports[name] = _Port(name, index, site, role, self._machine(name, index, site, role))
+        self._by_index = list(self._ports.values())
+        self.control = Control(
+            fleet,
+            cost_functions(scenario, deployment),
+            scenario.link.rate_bps,
+            policy,
+            Homogeneous(),
+            control_rules(scenario, deployment),
+        )
+        # The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload.
+        wall_bps = scenario.scale.wall_bps(scenario.link.rate_bps)
+        bucket = burst_bytes(wall_bps) / scenario.scale.byte_scale * TCP_EFFICIENCY
+        self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket)
+        self._to_pd = _Pipe(self.link)
+        self._to_prfaas = _Pipe(FluidLink(scenario.link.rate_bps, burst_bytes=bucket))
+        self._next_request = 0
+        for spec in fleet:
+            self._tell_control(NodeUp(spec.name, spec.role))
+        for at_s, rate_bps in steps:
+            self._push(at_s, LINK_STEP, rate_bps)
+        self._await_arrival()
+        self._push(scenario.telemetry_s, TELL, None)
+        self._push(self.control.next_s(), LOOK, None)
+
+    @property
+    def machines(self) -> dict[str, AnyInstance]:
+        """Every instance by name."""
+        return {name: port.machine for name, port in self._ports.items()}
+
+    def run(self) -> None:
+        """Until nothing is left to happen: every request has ended and every slot is free."""
+        collecting = gc.isenabled()
+        gc.disable()  # nothing here makes cycles, and looking for them costs a tenth of the time
+        try:
+            self._go(None)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def step(self) -> bool:
+        """Let the next thing happen, and all that follows from it at that time. False when nothing is left."""
+        return self._go(1)
+
+    def _go(self, steps: int | None) -> bool:
+        """Let `steps` things happen, or all; whether they did. One loop with its names at hand: it runs 20,000 times a
+        thousand requests."""
+        heap, due, ports = self._heap, self._due, self._ports
+        next_message, later, gate_of = due.popleft, due.append, GATE_OF.get
+        counts, sums_s = self.passages.counts, self.passages.sums_s
+        tell_control, on_end = self.control.handle, self._on_end
+        events, budget = 0, -1 if steps is None else steps
+        while budget:
+            if heap and heap[0][0] <= self._arrival_s:
+                now_s, kind, _, what = heappop(heap)
+                if kind == WAKE_UP:
+                    if what.armed_s != now_s:
+                        continue  # an older wish: the machine has asked for another time since
+                    what.armed_s = None
+                    self.now_s = now_s
+                    later((what.name, WAKE))
+                elif kind == LANDING:
+                    if type(what) is int:
+                        self.now_s = now_s
+                        self._landed(what)
+                    elif now_s == what.armed_s:
+                        self.now_s = now_s
+                        what.armed_s = None
+                        self._land(what)
+                    else:
+                        continue
+                elif not self._other(now_s, kind, what):
+                    continue
+            elif self._arrival_s == _NEVER:
+                break
+            else:
+                now_s = self.now_s = self._arrival_s
+                self._arrive()
+            held = self._held
+            while due:
+                destination, message = next_message()
+                if destination == CONTROL:
+                    gate = gate_of(type(message))
+                    if gate is not None:  # as Passages.passes; a call would show in the innermost loop
+                        counts[gate] += 1
+                        sums_s[gate] += now_s
+                    for whom, command in tell_control(now_s, message):
+                        if whom == CLIENT:
+                            on_end(command.record)  # type: ignore[union-attr]
+                        elif held is not None and ports[whom].site == PRFAAS:
+                            held.append((whom, command))
+                        else:
+                            later((whom, command))
+                    continue
+                port = ports[destination]
+                if type(message) is Announce:
+                    counts[1] += 1
+                    sums_s[1] += now_s
+                elif type(message) is Convert:
+                    self._push(now_s + message.reload_s, JOIN, (port, message.role))
+                    continue
+                for out in port.handle(now_s, message):
+                    if out[0] == WIRE:
+                        self._tell_wire(port, out[1])
+                    elif held is not None and self._crosses(port, out[0]):
+                        held.append(out)
+                    else:
+                        later(out)
+                due_s = port.next_s()
+                if due_s is not None and due_s != port.armed_s:
+                    port.armed_s = due_s
+                    self._order += 1
+                    heappush(heap, (due_s, WAKE_UP, self._order, port))
+            events += 1
+            budget -= 1
+        self.events += events
+        return budget == 0
+
+    def _other(self, now_s: float, kind: int, what: Any) -> bool:
+        """What happens rarely. False: nothing did, and time has not moved."""
+        if kind in (TELL, LOOK) and self._arrival_s == _NEVER and not self.control.busy:
+            return False  # the last request has ended: nobody needs to know
+        self.now_s = now_s
+        if kind == LINK_STEP:
+            self._step_link(now_s, what)
+        elif kind == JOIN:
+            port, role = what
+            port.begin(role, self._machine(port.name, port.index, port.site, role))
+            port.before = self._landed_at(port.name)
+            self._due.append((CONTROL, NodeUp(port.name, role)))
+        elif kind == TELL:
+            self._tell_all()
+            self._push(now_s + self._scenario.telemetry_s, TELL, None)
+        else:
+            self._tell_control(TICK)
+            self._push(self.control.next_s(), LOOK, None)
+        return True
+
+    def _machine(self, name: str, index: int, site: Site, role: Role) -> AnyInstance:
+        scenario, profile = self._scenario, self._profiles[site]
+        if role == "decode":
+            return decode_instance(
+                name,
+                slots=profile.decode_slots,
+                step_s=profile.decode_step_s,
+                timing=profile.decode_step,
+                landing_bytes=scenario.transport.landing_bytes,
+                token_base=self._token_base(index),
+            )
+        pool = None
+        if scenario.cache_bytes:
+            shape = CacheShape.of(
+                profile.s_kv,
+                scenario.cache.block_tokens,
+                first_tokens=profile.first_tokens,
+                last_tokens=profile.last_tokens,
+            )
+            pool = NodePool(scenario.cache_bytes, shape)
+        return PrefillInstance(
+            name,
+            profile,
+            pieces=scenario.pieces(self._deployment, site),
+            outbox_bytes=scenario.transport.outbox_bytes,
+            pool=pool,
+            token_base=self._token_base(index),
+        )
+
+    def _token_base(self, index: int) -> int:
+        """Where a machine's tokens begin: a later machine of the same node gives none of an earlier one's again."""
+        return (index << 40) + (int(self.now_s) << 16 if self.now_s else 0)
+
+    # arrivals
+    def _await_arrival(self) -> None:
+        """The next request, which comes after everything else that happens at its time."""
+        index = self._next_request
+        self._arrival_s = self._requests[index].arrival_s if index < len(self._requests) else _NEVER
+
+    def _arrive(self) -> None:
+        index = self._next_request
+        request = self._requests[index]
+        self._next_request = index + 1
+        self._await_arrival()
+        self.passages.passes(self.now_s, 0)
+        event = Arrive(
+            f"r{index:07d}",
+            request.input_tokens,
+            request.output_tokens,
+            request.block_hashes,
+            request.block_size,
+            request.session,
+        )
+        self._due.append((CONTROL, event))
+
+    # messages
+    def _push(self, at_s: float, kind: int, what: Any) -> None:
+        self._order += 1
+        heappush(self._heap, (at_s, kind, self._order, what))
+
+    def _tell_control(self, event: Any) -> None:
+        for destination, command in self.control.handle(self.now_s, event):
+            if destination == CLIENT:
+                self._on_end(command.record)  # type: ignore[union-attr]
+            elif self._held is not None and self._ports[destination].site == PRFAAS:
+                self._held.append((destination, command))
+            else:
+                self._due.append((destination, command))
+
+    def _crosses(self, sender: _Port, destination: str) -> bool:
+        """Whether a message goes from one site to the other; control is in the pd site."""
+        site = PD if destination == CONTROL else self._ports[destination].site
+        return sender.site != site
+
+    def _tell_all(self) -> None:
+        """Every node's account of itself. Between the sites it is one more message."""
+        now_s = self.now_s
+        unsent: dict[str, float] = {}
+        landed: dict[str, dict[str, int]] = {}
+        for sender, receiver, sent, waiting in self.link.paths(now_s):
+            unsent[sender] = unsent.get(sender, 0.0) + waiting
+            landed.setdefault(receiver, {})[sender] = round(sent - self._ports[receiver].before.get(sender, 0.0))
+        for port in self._by_index:
+            machine = port.machine
+            outbox = landing = grants = tokens = 0
+            paths: tuple[PathSample, ...] = ()
+            if isinstance(machine, PrefillInstance):
+                outbox, tokens = machine.outbox_used, machine.queued_tokens
+                waits = unsent.get(port.name, 0.0)
+                if waits:
+                    paths = (PathSample("", 0.0, 0, 0, 0.0, round(waits)),)
+            else:
+                landing, grants = machine.landing_used, machine.waiting_grants
+            told = Telemetry(
+                node=port.name,
+                t_s=now_s,
+                queued_requests=machine.queued_requests,
+                queued_tokens=tokens,
+                running_requests=machine.running_requests(now_s),
+                outbox_bytes=outbox,
+                landing_bytes=landing,
+                waiting_grants=grants,
+                kv_sent_bytes=0,
+                kv_landed_bytes=landed.get(port.name, {}),
+                wire_landed_bytes={},
+                refused_frames=0,
+                late_p99_s=0.0,
+                late_max_s=0.0,
+                paths=paths,
+            )
+            if self._held is not None and port.site == PRFAAS:
+                self._held.append((CONTROL, told))
+            else:
+                self._due.append((CONTROL, told))
+
+    # KV
+    def _step_link(self, now_s: float, rate_bps: float) -> None:
+        for pipe in (self._to_pd, self._to_prfaas):
+            pipe.link.set_capacity(now_s, rate_bps)
+            self._land(pipe)
+        if rate_bps <= 0:
+            self._held = [] if self._held is None else self._held
+        elif self._held is not None:
+            self._due.extend(self._held)
+            self._held = None
+
+    def _tell_wire(self, sender: _Port, message: AnyMessage) -> None:
+        if type(message) is Transmit:
+            to_site = self._ports[message.decode_node].site
+            if sender.site == to_site:
+                self._push(self._intra_landing_s(message), LANDING, message.token)
+                return
+            pipe = self._to_pd if to_site == PD else self._to_prfaas
+            pipe.link.transmit(
+                self.now_s,
+                sender.name,
+                message.decode_node,
+                message.token,
+                message.kv_bytes,
+                message.pieces,
+                message.start_s,
+                message.end_s,
+            )
+            self._land(pipe)
+        elif type(message) is StopTransmit:
+            to_site = self._ports[message.decode_node].site
+            if sender.site != to_site:
+                pipe = self._to_pd if to_site == PD else self._to_prfaas
+                pipe.link.stop(self.now_s, message.token)
+                self._land(pipe)
+
+    def _intra_landing_s(self, order: Transmit) -> float:
+        """When a transfer inside the site lands: the first piece waits for the grant, the last for the computation."""
+        piece_s = order.kv_bytes * 8 / INTRA_BPS / order.pieces
+        first_s = order.start_s + (order.end_s - order.start_s) / order.pieces
+        return max(max(self.now_s, first_s) + piece_s * order.pieces, max(self.now_s, order.end_s) + piece_s)
+
+    def _land(self, pipe: _Pipe) -> None:
+        """Deliver what the link has landed by now, and wait for what it does next."""
+        link = pipe.link
+        for _, token in link.advance(self.now_s):
+            self._landed(token)
+        due_s = link.next_s()
+        if due_s is not None and due_s != pipe.armed_s:
+            pipe.armed_s = due_s
+            self._push(due_s, LANDING, pipe)
+
+    def _landed(self, token: int) -> None:
+        port = self._by_index[token >> 40]
+        if port.role == "decode":
+            self.passages.passes(self.now_s, GATE_OF[Landed])
+        self._due.append((port.name, Landed(token)))
+
+    def _landed_at(self, receiver: str) -> dict[str, float]:
+        return {sender: sent for sender, to, sent, _ in self.link.paths(self.now_s) if to == receiver}
