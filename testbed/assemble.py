@@ -217,7 +217,7 @@ def phase_lengths(scenario: Scenario, deployment: Deployment, trace: Trace) -> l
 
 def link_steps(scenario: Scenario) -> list[tuple[float, float]]:
     """(model second, model bits/s) at which the phases change the link's rate."""
-    return phases.link_steps(scenario.phases, scenario.link.rate_bps)
+    return [(step.at_s, step.rate_bps) for step in phases.link_steps(scenario.phases, scenario.link.rate_bps)]
 
 
 def segments(scenario: Scenario, deployment: Deployment) -> list[Segment]:

@@ -30,6 +30,7 @@ from testbed.assemble import build_workload, lengths_to_json, workload_lengths
 from testbed.closed_form import closed_form
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
+from testbed.linksteps import LinkSteps
 from testbed.report.provenance import provenance
 from testbed.report.summary import EXIT_CODES, LinkFigures, Meter, summarise
 from testbed.report.tables import request_table, timeline_table
@@ -149,13 +150,15 @@ def run_load(
         before = client.agent(testbed.state).get("/counters")
         load = testbed.call("POST", "/prfaas/loads", body)
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
-        replay = _replay(testbed, scenario, load, work, workers, on_progress)
-        faults, broken = list(replay.faults), []
-        try:
-            totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=END_S)
-        except TestbedError as error:
-            totals = {**load, **LOST_TOTALS}
-            broken.append(f"the gateway was lost during the load: {error}")
+        broken = []
+        with _terminable(), LinkSteps(scenario, testbed.state, load["t0_ns"]) as link_steps:
+            replay = _replay(testbed, scenario, load, work, workers, on_progress)
+            try:
+                totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=END_S)
+            except TestbedError as error:
+                totals = {**load, **LOST_TOTALS}
+                broken.append(f"the gateway was lost during the load: {error}")
+        faults = [*replay.faults, *link_steps.faults]
         end_ns = time.monotonic_ns()
         try:
             link = _link_figures(testbed, scenario, before, totals)
@@ -174,7 +177,11 @@ def run_load(
     scales: dict[str, Any] = {"t0_ns": load["t0_ns"], "time_scale": scenario.scale.time_scale}
     requests = request_table(out / "gateway.csv", out / "client.csv", **scales, **window)
     timeline = timeline_table(
-        testbed.state.root / "link-counters.csv", end_ns=end_ns, byte_scale=scenario.scale.byte_scale, **scales
+        [*totals.get("changes", ()), *link_steps.events],
+        testbed.state.root / "link-counters.csv",
+        end_ns=end_ns,
+        byte_scale=scenario.scale.byte_scale,
+        **scales,
     )
     client_rows = read_rows(out / "client.csv")
     if replay.interrupted:

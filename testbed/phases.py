@@ -127,12 +127,27 @@ def link_rates(phases: Sequence[Phase], link_bps: float) -> list[float]:
     return [link_bps if phase.link_rate_bps is None else phase.link_rate_bps for phase in phases]
 
 
-def link_steps(phases: Sequence[Phase], link_bps: float) -> list[tuple[float, float]]:
-    """(model second, bits/s) at which the link's rate changes, from the scenario's own `link_bps` on."""
+@dataclass(frozen=True, slots=True)
+class LinkStep:
+    """A change of the link's rate, bits/s, at the start of a phase, model seconds."""
+
+    at_s: float
+    before_bps: float
+    rate_bps: float
+    phase: str
+
+    def event(self, at_s: float, direction: str, before_bps: float) -> dict[str, Any]:
+        """The step as a row of the timeline: when it really was, and from what, in one direction."""
+        words = {"t_s": at_s, "direction": direction, "kind": "link", "node": "", "trigger": f"phase {self.phase}"}
+        return {**words, "before": before_bps, "after": self.rate_bps}
+
+
+def link_steps(phases: Sequence[Phase], link_bps: float) -> list[LinkStep]:
+    """Where the link's rate changes, from the scenario's own `link_bps` on."""
     steps, now_bps = [], link_bps
-    for (start_s, _), rate_bps in zip(spans(phases), link_rates(phases, link_bps), strict=True):
+    for phase, (start_s, _), rate_bps in zip(phases, spans(phases), link_rates(phases, link_bps), strict=True):
         if rate_bps != now_bps:
-            steps.append((start_s, rate_bps))
+            steps.append(LinkStep(start_s, now_bps, rate_bps, phase.name))
             now_bps = rate_bps
     return steps
 

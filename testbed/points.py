@@ -27,7 +27,7 @@ import numpy.typing as npt
 import orjson
 
 from testbed.report.intervals import main_figures, repeated
-from testbed.report.summary import TPOT_TOLERANCE
+from testbed.report.window import TPOT_TOLERANCE
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate
 

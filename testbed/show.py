@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from testbed.report.phase_table import phase_cells
+
 if TYPE_CHECKING:
     from testbed.doctor import Check
     from traces.load import Trace
@@ -150,6 +152,7 @@ def show_summary(summary: dict[str, Any]) -> None:
         f"{_or_dash(summary['offload_fraction'], '{:.1%}')} (closed form {expected['offload_fraction']:.1%}), "
         f"threshold {_or_dash(summary['scheduler']['threshold_tokens'], '{:,.0f}')} tokens"
     )
+    _show_phases(summary["phases"])
     if summary["clock"] == "wire":
         _show_wire(link, meter)
     for kind, count in summary["policy_errors"].items():
@@ -163,6 +166,20 @@ def show_summary(summary: dict[str, Any]) -> None:
     )
     for reason in verdict["reasons"]:
         out.print(f"  {reason}", markup=False)
+
+
+def _show_phases(phases: Sequence[dict[str, Any]]) -> None:
+    """A column a phase: what happened in each, beside the closed form's best."""
+    if not phases:
+        return
+    columns = [phase_cells(phase) for phase in phases]
+    title, *rest = columns[0]
+    table = Table(title="phases")
+    for name in (title, *(column[title] for column in columns)):
+        table.add_column("" if name == title else name, justify="left" if name == title else "right")
+    for key in rest:
+        table.add_row(key, *(column[key] for column in columns))
+    out.print(table)
 
 
 def _show_wire(link: dict[str, Any], meter: dict[str, Any]) -> None:

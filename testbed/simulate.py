@@ -24,6 +24,8 @@ import orjson
 import pandas as pd
 
 from netem.fluid import TCP_EFFICIENCY
+from netem.link import DIRECTIONS
+from testbed import phases
 from testbed.assemble import (
     build_workload,
     link_steps,
@@ -36,6 +38,7 @@ from testbed.report.collect import Collector
 from testbed.report.little import littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
+from testbed.report.tables import timeline_table
 from testbed.report.write import markdown
 from testbed.scenario import Scenario, ScenarioError, override
 from testbed.scenario import load as load_scenario
@@ -47,10 +50,12 @@ from traces.load import Trace
 class Result:
     """A run in virtual time.
 
-    requests: the request table (REQUEST_COLUMNS). summary: as summary.json. trace: what was offered.
+    requests: the request table (REQUEST_COLUMNS). timeline: what happened to the link and in the scheduler
+    (TIMELINE_COLUMNS). summary: as summary.json. trace: what was offered.
     """
 
     requests: pd.DataFrame
+    timeline: pd.DataFrame
     summary: dict[str, Any]
     trace: Trace
     scenario: Scenario
@@ -98,11 +103,12 @@ def simulate(
         direct_packets=0,
         retransmits=0,
     )
+    changes = [msgspec.to_builtins(change) for change in world.control.changes]
     totals = {
         "policy_errors": world.control.policy_errors,
         "threshold_tokens": getattr(made, "threshold_tokens", None),
         "time_scale": None,
-        "changes": [msgspec.to_builtins(change) for change in world.control.changes],
+        "changes": changes,
     }
     law, events = littles_law(world.passages, requests, world.now_s), world.events
     del world, collector  # the table has it all now, and of a million requests twice is much
@@ -127,7 +133,13 @@ def simulate(
         "littles_law": law,
     }
     _judge(summary)
-    return Result(requests, summary, trace, loaded, wall_s, events)
+    return Result(requests, timeline_table([*changes, *_link_events(loaded)]), summary, trace, loaded, wall_s, events)
+
+
+def _link_events(scenario: Scenario) -> list[dict[str, Any]]:
+    """The link's steps as rows of the timeline: in virtual time they come when they are due, in both directions."""
+    steps = phases.link_steps(scenario.phases, scenario.link.rate_bps)
+    return [step.event(step.at_s, direction, step.before_bps) for step in steps for direction in DIRECTIONS]
 
 
 def _judge(summary: dict[str, Any]) -> None:
@@ -146,6 +158,7 @@ def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"]
     (out / "provenance.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
     (out / "summary.json").write_bytes(orjson.dumps(result.summary, option=orjson.OPT_INDENT_2))
     (out / "report.md").write_text(markdown(result.summary))
+    result.timeline.to_csv(out / "timeline.csv", index=False, float_format="%.6f")
     if requests == "csv":
         result.requests.to_csv(out / "requests.csv", index=False, float_format="%.9f")
     elif requests == "parquet":

@@ -72,13 +72,19 @@ REQUEST_COLUMNS: Final = (
 
 TIMELINE_COLUMNS: Final = (
     "t_s",
-    "direction",  # to_pd | to_prfaas
+    "direction",  # to_pd | to_prfaas; empty for what is not of the link
     "rate_asked_bps",
     "rate_measured_bps",  # KV class, IP and Ethernet headers included
     "backlog_bytes",
     "drops",
     "kv_wire_bytes",  # cumulative since t = 0, on the wire (wall bytes)
+    "event",  # empty for a sample of the link; link (its rate stepped) | threshold | role | regime | node | ...
+    "node",  # that changed, empty for none
+    "before",  # bits/s, tokens, or a word, by the event
+    "after",
+    "trigger",  # what brought it about: a phase's name, or the scheduler's reason
 )
+"""A row is a sample of the link (up to kv_wire_bytes), or an event (from there on)."""
 
 
 def gateway_row(record: Record) -> list[object]:

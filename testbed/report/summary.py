@@ -11,22 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
-from testbed.report.rows import PARTS
+from testbed.report.changes import changes_of
+from testbed.report.phases import phase_figures, scheduler_figures
+from testbed.report.window import Targets, completed, window_figures
 from traces.client_rows import FAILED, INVALID, PASS
 
 EXIT_CODES: Final = {"valid": PASS, "failed": FAILED, "invalid": INVALID}
 """A command's, by the verdict."""
 
-TPOT_TOLERANCE: Final = 0.01
-"""In the paper's scenario an emulated decode step *is* the SLO's: met within this tolerance of the stamps."""
-
 POLICY_FAILURES: Final = 0.01
 """A run in which the policy failed on this share of the requests says nothing about the policy."""
-
-Stats = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +73,6 @@ class LinkFigures:
     retransmits: int
 
 
-def stats(values: pd.Series) -> Stats:
-    """mean, p50, p90, p99 of the values there are; None without any."""
-    given = values.dropna().to_numpy(dtype=np.float64)
-    if not given.size:
-        return dict.fromkeys(("mean", "p50", "p90", "p99"))
-    p50, p90, p99 = np.percentile(given, [50, 90, 99])
-    return {"mean": float(given.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
-
-
 def summarise(
     requests: pd.DataFrame,
     *,
@@ -105,25 +92,7 @@ def summarise(
     requests: the request table. totals: what the gateway said at the end. expected: the closed form. broken: what of
     the system is known to have failed, a sentence each.
     """
-    window_s = duration_s - warmup_s
-    ok = (requests["status"] == "ok") & (requests["client_error"] == "")
-    in_window = requests["in_window"]
-    site = requests["prefill_site"]
-    remote = site == "prfaas"
-    measured = in_window & ok
-    done_s, landed_s = requests["done_s"], requests["landed_s"]
-    completed_inside = ok & (done_s >= warmup_s) & (done_s < duration_s)
-    too_slow = requests["tpot_s"] > slo_tpot_s * (1 + TPOT_TOLERANCE)
-    good = int((measured & (requests["ttft_s"] <= slo_ttft_s) & ~too_slow).sum())
-    landed = remote & (landed_s >= warmup_s) & (landed_s < duration_s)
-    routed = in_window & (site != "")
-
-    def of(column: str, rows: pd.Series = measured) -> Stats:  # a column at a time: a million rows are large
-        return stats(requests.loc[rows, column])
-
-    def split(rows: pd.Series) -> dict[str, Stats]:
-        return {part: of(f"ttft_{part}_s", rows) for part in PARTS}
-
+    ok, slo = completed(requests), Targets(slo_ttft_s, slo_tpot_s)
     by_error = _by_error(requests.loc[~ok, ["error", "client_error"]])
     failed = int((~ok).sum())
     verdict = _verdict(
@@ -137,7 +106,7 @@ def summarise(
         broken=broken,
         policy_failures=sum(totals["policy_errors"].values()),
     )
-    ttft = of("ttft_s")
+    changes, present = changes_of(totals, requests), totals.get("threshold_tokens")
     summary: dict[str, Any] = {
         "verdict": verdict,
         "requests": {
@@ -145,31 +114,11 @@ def summarise(
             "completed": int(ok.sum()),
             "failed": failed,
             "by_error": by_error,
-            "in_window": int(in_window.sum()),
+            "in_window": int(requests["in_window"].sum()),
             "retried": int((requests["attempts"].fillna(0) > 1).sum()),
         },
         "window_s": [warmup_s, duration_s],
-        "ttft_s": ttft,
-        "tpot_s": of("tpot_s"),
-        "e2e_s": of("e2e_s"),
-        "ttft_split_s": {
-            "overall": split(measured),
-            "prfaas": split(measured & remote),
-            "pd": split(measured & (site == "pd")),
-        },
-        "ttft_by_route_s": {name: of("ttft_s", measured & (site == name)) for name in ("prfaas", "pd")},
-        "offered_rps": float(in_window.sum() / window_s),
-        "throughput_rps": float(completed_inside.sum() / window_s),
-        "goodput_rps": good / window_s,
-        "slo": {
-            "ttft_p90_s": slo_ttft_s,
-            "tpot_s": slo_tpot_s,
-            "met_fraction": good / int(in_window.sum()) if in_window.any() else None,
-            "ttft_p90_met": ttft["p90"] is not None and ttft["p90"] <= slo_ttft_s,
-        },
-        "offload_fraction": float(remote[routed].mean()) if routed.any() else None,
-        "egress_bps": float(requests.loc[landed, "kv_bytes"].sum() * 8 / window_s),
-        "egress_queue_s": stats((landed_s - requests["prefill_end_s"])[measured & remote]),
+        **window_figures(requests, warmup_s, duration_s, slo),
         "link": {
             "asked": link.asked,
             "measured": link.measured,
@@ -181,7 +130,7 @@ def summarise(
             # Of a late writer or a reconnection, too: by themselves no fault.
             "refused_frames": totals.get("refused_frames", 0),
         },
-        "scheduler": _scheduler(requests, totals, expected),
+        "scheduler": scheduler_figures(changes, present, expected["optima"]),
         "policy_errors": totals["policy_errors"],
         "policy_error": _first_text(requests["policy_error"]),
         "meter": {
@@ -196,7 +145,7 @@ def summarise(
             "time_scale": totals["time_scale"],  # None in virtual time
         },
         "closed_form": expected,
-        "phases": [],
+        "phases": phase_figures(requests, changes, present, expected["optima"], warmup_s=warmup_s, slo=slo),
     }
     return summary
 
@@ -212,19 +161,6 @@ def _by_error(failed: pd.DataFrame) -> dict[str, int]:
     own, client = failed["error"].astype(str), failed["client_error"].astype(str)
     kinds = own.where(own != "", client).replace("", "unknown")
     return {str(kind): int(count) for kind, count in kinds.value_counts().sort_index().items()}
-
-
-def _scheduler(requests: pd.DataFrame, totals: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    thresholds = requests[["route_s", "threshold_tokens"]].sort_values("route_s")["threshold_tokens"].dropna()
-    optimum, present = expected.get("threshold_tokens"), totals.get("threshold_tokens")
-    usable = present is not None and optimum is not None and 0 < optimum < float("inf")
-    return {
-        "threshold_tokens": present,
-        "threshold_changes": int((thresholds.diff().fillna(0) != 0).sum()),
-        "role_changes": 0,
-        "settle_s": None,
-        "threshold_over_optimum": present / optimum if usable and present is not None and optimum is not None else None,
-    }
 
 
 def _verdict(

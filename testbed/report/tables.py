@@ -1,4 +1,4 @@
-"""The result tables: one row a request (`requests.csv`), one a sample of the link (`timeline.csv`).
+"""The result tables: one row a request (`requests.csv`), one a sample of the link or an event (`timeline.csv`).
 
 The gateway's rows know the inside of a request's life, the client's rows its outside; they are joined by request id.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -89,9 +90,34 @@ def _read(path: Path, words: Sequence[str], types: Mapping[str, str] | None = No
 
 
 def timeline_table(
-    counters: Path, *, t0_ns: int, end_ns: int, time_scale: float, byte_scale: float
+    events: Sequence[Mapping[str, Any]],
+    counters: Path | None = None,
+    *,
+    t0_ns: int = 0,
+    end_ns: int = 0,
+    time_scale: float = 1.0,
+    byte_scale: float = 1.0,
 ) -> pd.DataFrame:
-    """The link's counters from t = 0 to the end, TIMELINE_COLUMNS; rates in model bits/s, backlog in model bytes."""
+    """Events and, of a load on the wire, the link's counters from t = 0 to the end, in the order of time.
+
+    Columns TIMELINE_COLUMNS; rates in model bits/s, backlog in model bytes. events: each as a scheduler's change
+    (`testbed.report.changes`); `kind` is then the event. counters: the agent's file; the rest is for it.
+    """
+    parts = []
+    if counters is not None:
+        parts = _samples(counters, t0_ns, end_ns, time_scale, byte_scale)
+    if events:
+        parts.append(pd.DataFrame(list(events)).rename(columns={"kind": "event"}))
+    if not parts:
+        return pd.DataFrame(columns=list(TIMELINE_COLUMNS))
+    table = pd.concat(parts, ignore_index=True).reindex(columns=list(TIMELINE_COLUMNS))
+    counts = ("backlog_bytes", "drops", "kv_wire_bytes")
+    table = table.astype({**dict.fromkeys(counts, "Int64"), **dict.fromkeys(("before", "after"), "object")})
+    return table.sort_values(["t_s", "direction"], ignore_index=True, kind="stable")
+
+
+def _samples(counters: Path, t0_ns: int, end_ns: int, time_scale: float, byte_scale: float) -> list[pd.DataFrame]:
+    """The link's counters, a table a direction."""
     samples = pd.read_csv(counters)
     samples = samples[(samples["t_ns"] >= t0_ns - 10**9) & (samples["t_ns"] <= end_ns + 10**9)]
     parts = []
@@ -110,7 +136,4 @@ def timeline_table(
                 }
             )
         )
-    if not parts:
-        return pd.DataFrame(columns=list(TIMELINE_COLUMNS))
-    table = pd.concat(parts, ignore_index=True).sort_values(["t_s", "direction"], ignore_index=True)
-    return table[list(TIMELINE_COLUMNS)]
+    return parts

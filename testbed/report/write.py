@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pandas as pd
 
+from testbed.report.phase_table import phase_cells
 from testbed.report.rows import PARTS
 from testbed.scenario import Scenario
 
@@ -63,6 +64,7 @@ def markdown(summary: dict[str, Any]) -> str:
         f"| egress, Gbps | {_gbps(summary['egress_bps'])} | {_gbps(expected['egress_bps'])} |",
         f"| threshold, tokens | {_number(threshold, 0)} | {_number(expected['threshold_tokens'], 0)} |",
         "",
+        *_phases(summary["phases"]),
         ("Bytes on the wire" if on_wire else "Bytes on the modelled link")
         + f": {link['wan_tx_bytes']:,} for {link['kv_bytes']:,} of KV"
         + (f" ({link['framing']:+.1%})" if link["framing"] is not None else "")
@@ -72,6 +74,15 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _phases(phases: list[dict[str, Any]]) -> list[str]:
+    """The phases as a table, its titles those of the terminal's."""
+    if not phases:
+        return []
+    cells = [phase_cells(phase) for phase in phases]
+    titles, *rows = ["| " + " | ".join(row) + " |" for row in (list(cells[0]), *(list(one.values()) for one in cells))]
+    return [titles, "|---" * len(cells[0]) + "|", *rows, ""]
 
 
 def _row(name: str, values: dict[str, float | None], digits: int = 3) -> str:

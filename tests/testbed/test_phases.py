@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from testbed.assemble import (
@@ -23,9 +24,13 @@ from testbed.assemble import (
 )
 from testbed.closed_form import closed_form
 from testbed.phases import seed
+from testbed.points import Runner
+from testbed.report.write import markdown
 from testbed.scenario import Scenario, ScenarioError, load, override, parse
 from testbed.scenario_workload import LogNormal, Workload
 from testbed.series import arms
+from testbed.simulate import Result, simulate, write
+from testbed.sweep import sweep
 from traces.load import Trace
 from traces.tools import arrivals_s
 
@@ -384,3 +389,45 @@ def test_segments_lie_one_after_another() -> None:
     for one, after in pairwise(made):
         assert one.start_s + one.workload.duration_s == pytest.approx(after.start_s)
     assert made[-1].start_s + made[-1].workload.duration_s == pytest.approx(440)
+
+
+@pytest.fixture(scope="module")
+def falling() -> Result:
+    """A run in virtual time whose link falls to a twentieth for a third of it."""
+    return simulate(
+        with_phases(
+            {"name": "wide", "duration_s": 200},
+            {"name": "narrow", "duration_s": 200, "link_rate_bps": "400mbps"},
+            {"name": "back", "duration_s": 200},
+            workload={"rate_rps": 0.5},
+        )
+    )
+
+
+class TestInVirtualTime:
+    def test_every_request_is_in_one_phase(self, falling: Result) -> None:
+        phases = falling.summary["phases"]
+        assert [phase["name"] for phase in phases] == ["wide", "narrow", "back"]
+        assert sum(phase["requests"]["scheduled"] for phase in phases) == falling.summary["requests"]["scheduled"]
+
+    def test_the_link_is_as_the_phases_have_it(self, falling: Result) -> None:
+        wide, narrow, _ = falling.summary["phases"]
+        assert narrow["egress_queue_s"]["mean"] > 20 * wide["egress_queue_s"]["mean"]
+        assert narrow["egress_bps"] <= 400e6 < wide["egress_bps"]
+
+    def test_the_links_steps_are_in_the_timeline(self, falling: Result, tmp_path: Path) -> None:
+        write(falling, tmp_path, "none")
+        rows = pd.read_csv(tmp_path / "timeline.csv")
+        steps = rows[(rows["event"] == "link") & (rows["direction"] == "to_pd")]
+        assert steps[["t_s", "trigger"]].to_numpy().tolist() == [[200, "phase narrow"], [400, "phase back"]]
+        assert steps["after"].astype(float).tolist() == [4e8, 8e9]
+
+    def test_the_report_has_a_row_for_each(self, falling: Result) -> None:
+        text = markdown(falling.summary)
+        assert "| narrow | 200 .. 400 | 0.4 |" in text
+        assert "| phase |" not in markdown({**falling.summary, "phases": []})
+
+
+def test_a_sweep_has_no_phases() -> None:
+    with pytest.raises(ScenarioError, match="has phases, and a sweep looks for one rate that lasts"):
+        sweep(with_phases({"name": "a", "duration_s": 10}), Runner(jobs=1))

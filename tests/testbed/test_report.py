@@ -14,8 +14,9 @@ import pytest
 
 from testbed.control import Record
 from testbed.report.rows import GATEWAY_COLUMNS, PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS, gateway_row
-from testbed.report.summary import LinkFigures, Meter, stats, summarise
+from testbed.report.summary import LinkFigures, Meter, summarise
 from testbed.report.tables import request_table, timeline_table
+from testbed.report.window import stats
 from testbed.report.write import markdown
 from testbed.scheduler.api import RequestView
 from traces.client_rows import ClientRow, write_rows
@@ -42,6 +43,7 @@ TOTALS: dict[str, Any] = {"policy_errors": {}, "time_scale": SCALE, "threshold_t
 CLOSED_FORM = {
     "form": "mean", "lambda_max_rps": 2.0, "threshold_tokens": 4096.0, "offload_fraction": 0.5, "egress_bps": 1e9,
     "offered_rps": 1.0, "load_fraction": 0.5, "bottleneck": "link", "ttft_unloaded_s": {"mean": 1.0, "p90": 2.0},
+    "optima": [{"name": None, "start_s": 0.0, "end_s": 100.0, "threshold_tokens": 4096.0}],
 }  # fmt: skip
 
 
@@ -200,11 +202,11 @@ class TestTheRequestTable:
 class TestStats:
     def test_are_mean_and_interpolated_percentiles(self) -> None:
         found = stats(pd.Series(range(1, 102), dtype=float))
-        assert found == {"mean": 51, "p50": 51, "p90": 91, "p99": 100}
+        assert found == {"mean": 51, "p50": 51, "p90": 91, "p95": 96, "p99": 100}
 
     def test_leave_out_what_there_is_not(self) -> None:
         assert stats(pd.Series([1.0, math.nan, 3.0]))["mean"] == 2
-        assert stats(pd.Series([math.nan])) == {"mean": None, "p50": None, "p90": None, "p99": None}
+        assert stats(pd.Series([math.nan])) == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
 
 
 class TestTheSummary:
@@ -385,6 +387,11 @@ class TestTheVerdict:
         assert len(verdict["reasons"]) == 2
 
 
+DROP = {"t_s": 5.0, "direction": "to_pd", "kind": "link", "node": "", "before": 8e9, "after": 1e9,
+        "trigger": "phase drop"}  # fmt: skip
+HIGHER = {"t_s": 5.1, "kind": "threshold", "node": "", "before": 4096.0, "after": 8192.0, "trigger": "the link fell"}
+
+
 class TestTheTimeline:
     @pytest.fixture
     def counters(self, tmp_path: Path) -> Path:
@@ -400,7 +407,7 @@ class TestTheTimeline:
 
     @pytest.fixture
     def timeline(self, counters: Path) -> pd.DataFrame:
-        return timeline_table(counters, t0_ns=T0, end_ns=T0 + 10**9, time_scale=10, byte_scale=0.001)
+        return timeline_table([], counters, t0_ns=T0, end_ns=T0 + 10**9, time_scale=10, byte_scale=0.001)
 
     def test_has_the_contracts_columns_and_both_directions(self, timeline: pd.DataFrame) -> None:
         assert tuple(timeline.columns) == TIMELINE_COLUMNS
@@ -422,6 +429,36 @@ class TestTheTimeline:
         assert to_pd.loc[to_pd["t_s"] == 10, "kv_wire_bytes"].item() == 4000
 
     def test_of_no_samples_is_empty(self, counters: Path) -> None:
-        made = timeline_table(counters, t0_ns=T0 + 10**12, end_ns=T0 + 10**12, time_scale=1, byte_scale=1)
+        made = timeline_table([], counters, t0_ns=T0 + 10**12, end_ns=T0 + 10**12, time_scale=1, byte_scale=1)
         assert tuple(made.columns) == TIMELINE_COLUMNS
         assert made.empty
+
+    def test_has_events_between_the_samples_in_the_order_of_time(self, counters: Path, tmp_path: Path) -> None:
+        scales = {"t0_ns": T0, "end_ns": T0 + 10**9, "time_scale": 10, "byte_scale": 0.001}
+        made = timeline_table([DROP, HIGHER], counters, **scales)  # type: ignore[arg-type]
+        assert made["t_s"].is_monotonic_increasing
+        events = made[made["event"].notna()]
+        assert events["event"].tolist() == ["link", "threshold"]
+        assert (events["before"].tolist(), events["after"].tolist()) == ([8e9, 4096.0], [1e9, 8192.0])
+        assert events["trigger"].tolist() == ["phase drop", "the link fell"]
+        assert events["backlog_bytes"].isna().all()
+        assert made["rate_asked_bps"].notna().sum() == len(made) - 2
+
+    def test_keeps_counts_whole_in_the_file(self, counters: Path, tmp_path: Path) -> None:
+        scales = {"t0_ns": T0, "end_ns": T0 + 10**9, "time_scale": 10, "byte_scale": 0.001}
+        made = timeline_table([HIGHER], counters, **scales)  # type: ignore[arg-type]
+        made.to_csv(tmp_path / "timeline.csv", index=False, float_format="%.6f")
+        with (tmp_path / "timeline.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        (event,) = (row for row in rows if row["event"])
+        assert {row["backlog_bytes"] for row in rows if not row["event"]} == {"30000", "0"}
+        filled = {key: value for key, value in event.items() if value}
+        assert filled == {
+            "t_s": "5.100000", "event": "threshold", "before": "4096.0", "after": "8192.0", "trigger": "the link fell",
+        }  # fmt: skip
+
+    def test_without_a_wire_has_the_events_alone(self) -> None:
+        made = timeline_table([HIGHER])
+        assert tuple(made.columns) == TIMELINE_COLUMNS
+        assert made["event"].tolist() == ["threshold"]
+        assert timeline_table([]).empty
