@@ -181,6 +181,23 @@ def test_a_narrow_link_delays_the_offloaded_and_nobody_else(prfaas: Command) -> 
     assert local[1] == pytest.approx(local[0], rel=0.10)
 
 
+def test_the_link_follows_the_phases_and_is_then_what_it_was(prfaas: Command) -> None:
+    phases = "phases=[{name: wide, duration_s: 60}, {name: narrow, duration_s: 60, link_rate_bps: 2gbps}]"
+    words = ("--policy", "naive", "--duration-s", "120", "--warmup-s", "10", "--rate-rps", "0.5", "--set", phases)
+    summary, _ = prfaas.load(*words)
+    wide, narrow = summary["phases"]
+    assert narrow["egress_queue_s"]["mean"] > 3 * wide["egress_queue_s"]["mean"]
+    rows = pd.read_csv(prfaas.folder / summary["results"] / "timeline.csv")
+    steps = rows[rows["event"] == "link"]
+    assert set(steps["direction"]) == {"to_pd", "to_prfaas"}
+    assert (steps["trigger"] == "phase narrow").all()
+    assert (steps["t_s"] >= 60).all()
+    asked = rows[(rows["direction"] == "to_pd") & rows["event"].isna()].set_index("t_s")["rate_asked_bps"]
+    assert set(asked.loc[10:55]) == {16e9}
+    assert set(asked.loc[70:115]) == {2e9}
+    assert {one["rate_bps"] for one in prfaas.json("link", "show").values()} == {16e9}
+
+
 def test_policies_take_turns_with_the_same_requests(prfaas: Command) -> None:
     series = ("--policy", "naive,homogeneous", "--repeats", "2", "--out", "turns", "--plot", "turns.svg")
     found = prfaas.json("load", *series, "--duration-s", "20", "--rate-rps", "1", expect=(0, 3))
