@@ -106,6 +106,7 @@ class PrefillInstance:
         self.outbox_bytes = outbox_bytes
         self.outbox_used = 0
         self.queued_tokens = 0
+        self.pool = pool
         self._timing = timing
         self._cache = PrefixCache(name, pool, token_base) if pool is not None else None
         self._queue: deque[_Prefill] = deque()
