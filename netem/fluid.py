@@ -165,9 +165,13 @@ class FluidLink:
                     self._share(now_s)
                     return
 
-    def set_capacity(self, now_s: float, capacity_bps: float) -> None:
-        """The link steps. 0 is an outage: nothing moves."""
+    def set_capacity(self, now_s: float, capacity_bps: float, burst_bytes: float | None = None) -> None:
+        """The link steps. 0 is an outage: nothing moves. burst_bytes: the bucket's size from now on, unless
+        unchanged."""
         self._advance(now_s)
+        if burst_bytes is not None:
+            self._fill_bucket(now_s)
+            self._burst, self._tokens = burst_bytes, min(self._tokens, burst_bytes)
         self._capacity = capacity_bps * self._efficiency / 8
         self._share(now_s)
 

@@ -125,9 +125,7 @@ class World:
             Homogeneous(),
             control_rules(scenario, deployment),
         )
-        # The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload.
-        wall_bps = scenario.scale.wall_bps(scenario.link.rate_bps)
-        bucket = burst_bytes(wall_bps) / scenario.scale.byte_scale * TCP_EFFICIENCY
+        bucket = self._bucket_bytes(scenario.link.rate_bps)
         self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket)
         self._to_pd = _Pipe(self.link)
         self._to_prfaas = _Pipe(FluidLink(scenario.link.rate_bps, burst_bytes=bucket))
@@ -371,13 +369,18 @@ class World:
     # KV
     def _step_link(self, now_s: float, rate_bps: float) -> None:
         for pipe in (self._to_pd, self._to_prfaas):
-            pipe.link.set_capacity(now_s, rate_bps)
+            pipe.link.set_capacity(now_s, rate_bps, self._bucket_bytes(rate_bps) if rate_bps > 0 else None)
             self._land(pipe)
         if rate_bps <= 0:
             self._held = [] if self._held is None else self._held
         elif self._held is not None:
             self._due.extend(self._held)
             self._held = None
+
+    def _bucket_bytes(self, rate_bps: float) -> float:
+        """The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload."""
+        scale = self._scenario.scale
+        return burst_bytes(scale.wall_bps(rate_bps)) / scale.byte_scale * TCP_EFFICIENCY
 
     def _tell_wire(self, sender: _Port, message: AnyMessage) -> None:
         if type(message) is Transmit:

@@ -44,6 +44,8 @@ DEFAULTS: Final[dict[str, float]] = {
     "surge_s": 15.0,  # prefill work waiting a node, and growing, that calls for a new profile
     "link_step": 0.1,  # relative change of the link's estimate that calls for a new t
     "least_change": 0.07,  # relative change of t that is worth making
+    "drain_backlog_s": 60.0,  # in which what waits at the senders is to be gone: so much of the link is taken
+    "least_share": 0.82,  # ... but so much of it always is
     "surge_dwell_s": 8.0,  # between changes of t that the link calls for
     "dwell_s": 60.0,  # between all others
     "floor_tokens": 256.0,
@@ -185,15 +187,22 @@ class Prfaas:
             changed = first or remote != self._remote
             self._remote = remote
             self._take(view, actions, "the fleet changed" if changed else "roles changed", at_once=not first)
-        elif abs(link.bps - self._solved_bps) > self._p["link_step"] * self._solved_bps:
+        elif abs(self._available_bps(view) - self._solved_bps) > self._p["link_step"] * self._solved_bps:
             if waited_s >= self._p["surge_dwell_s"]:
-                self._take(view, actions, f"link estimate {self._solved_bps / 1e9:.3g} -> {link.bps / 1e9:.3g} Gbps")
+                told = f"link estimate {link.bps / 1e9:.3g} Gbps, {link.unsent_bytes / 1e9:.3g} GB waiting"
+                self._take(view, actions, told)
         elif observed.lengths.enough and not pressed and min(waited_s, now_s - self._profiled_s) >= self._p["dwell_s"]:
             if self._profile(view):
                 self._take(view, actions, f"lengths of the last {observed.lengths.held} requests")
         elif observed.lengths.enough and waited_s >= self._p["dwell_s"] and self._surging(view):
             self._profile(view)
             self._take(view, actions, "queues surge")
+
+    def _available_bps(self, view: SystemView) -> float:
+        """B_out as far as it is for new KV: what waits at the senders has a claim on it."""
+        link = view.observed.link
+        claimed_bps = 8 * link.unsent_bytes / self._p["drain_backlog_s"]
+        return max(self._p["least_share"] * link.bps, link.bps - claimed_bps)
 
     def _surging(self, view: SystemView) -> bool:
         for series in view.observed.queue_s.values():
@@ -215,8 +224,7 @@ class Prfaas:
 
     def _take(self, view: SystemView, actions: list[Action], trigger: str, *, at_once: bool = False) -> None:
         """The t of (7) for what is known now, if it differs enough."""
-        link_bps = view.observed.link.bps
-        self._solved_bps = link_bps
+        link_bps = self._solved_bps = self._available_bps(view)
         fleet = model.Fleet(len(view.prefill(PRFAAS)), len(view.prefill(PD)), len(view.decode()))
         before = self.threshold_tokens
         t = self._bounded(solve_threshold(self._setup, fleet, self._lengths, link_bps))
