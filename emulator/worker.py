@@ -1,8 +1,8 @@
 """The live worker: one process an instance, carrying a pure machine on the wall clock with real sockets around it.
 
 `python -m emulator.worker --config FILE`. The machine (`instance.py`) decides; this file only moves its messages:
-control connections to the gateway and between prefill and decode nodes (`channel.py`), KV by `transfer`, token text
-by the backend, and telemetry.
+control connections to the gateway and between nodes (`channel.py`), KV by `transfer`, token text by the backend, and
+telemetry. It is also who changes a node's role: the machine is dropped, and one of the other kind takes its place.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from emulator.clock import Clock, Driver, Lateness
 from emulator.decode_instance import DecodeInstance
 from emulator.decode_step import AffineStep
 from emulator.instance import PrefillInstance
+from emulator.kvcache import CacheShape, NodePool
 from emulator.messages import (
     CONTROL,
     WIRE,
     AnyMessage,
+    Convert,
     Damaged,
     Epoch,
     Expect,
@@ -54,20 +56,28 @@ from emulator.transfer.sender import KvSender
 log = logging.getLogger("worker")
 
 
+Role = Literal["prefill", "decode"]
+
+
 class Peer(msgspec.Struct, frozen=True):
-    """Where a decode node is reached by prefill nodes."""
+    """Where another node is reached, and the role that it begins an epoch with."""
 
     host: str
     control_port: int
     data_port: int
+    role: Role
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker's configuration file. Model units; `control` is the gateway's name on its control connection."""
+    """A worker's configuration file. Model units; `control` is the gateway's name on its control connection.
+
+    cache_bytes: the pool of a prefill node, 0 for none. peers: every node that may ever exchange KV with this one.
+    dials: those of them to which this node makes the control connection; the others make it to this node.
+    """
 
     name: str
     site: Literal["prfaas", "pd"]
-    role: Literal["prefill", "decode"]
+    role: Role
     host: str
     control_port: int
     data_port: int
@@ -80,12 +90,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pieces: int
     outbox_bytes: int
     landing_bytes: int
+    cache_bytes: int
+    block_tokens: int
     connections: int
     stream_interval: int
     time_scale: float
     byte_scale: float
     telemetry_s: float
     peers: dict[str, Peer]
+    dials: tuple[str, ...]
 
 
 class Worker:
@@ -105,22 +118,24 @@ class Worker:
             config.name, config.secret, self._on_landed, self._on_damaged, byte_scale=config.byte_scale
         )
         self._gateway: Channel | None = None
-        self._inbound: dict[str, Channel] = {}  # prefill nodes that dialled this decode node
-        self._outbound: dict[str, Dialler] = {}  # decode nodes that this prefill node dials
+        self._inbound: dict[str, Channel] = {}  # nodes that dialled this one
+        self._outbound: dict[str, Dialler] = {}  # nodes that this one dials
         self._token_base = secrets.randbits(62) & ~0xFFFFFFFF
         self._loop = asyncio.get_running_loop()
-        self._all_peers = asyncio.Event()  # every decode node was reached once
+        self._all_decode = asyncio.Event()  # every decode node was reached once
         self._telemetry: asyncio.TimerHandle | None = None
-        self._new_machine()
+        self._epoch = 0
+        self._joining: asyncio.TimerHandle | None = None  # while this node reloads
+        self._new_machine(config.role)
 
     async def run(self) -> None:
         """Listen, say that this worker is ready, and serve until told to stop."""
         config = self.config
         server = await self._loop.create_server(self._accept, config.host, config.control_port)
         await self.receiver.listen(config.host, config.data_port)
+        self._dial_peers()
         if config.role == "prefill":
-            self._dial_peers()
-            await self._all_peers.wait()
+            await self._all_decode.wait()
         if not self.stopped.is_set():
             Path(config.ready_file).write_text(str(os.getpid()))
             gc.collect()
@@ -128,8 +143,8 @@ class Worker:
             await self.stopped.wait()
         server.close()
         self.driver.close()
-        if self._telemetry is not None:
-            self._telemetry.cancel()
+        for timer in filter(None, [self._telemetry, self._joining]):
+            timer.cancel()
         for dialler in self._outbound.values():
             await dialler.close()
         for channel in [*self._inbound.values(), *filter(None, [self._gateway])]:
@@ -140,19 +155,26 @@ class Worker:
     def stop(self) -> None:
         """Leave, even while decode nodes are still being waited for."""
         self.stopped.set()
-        self._all_peers.set()
+        self._all_decode.set()
 
     # the machine
-    def _new_machine(self) -> None:
+    def _new_machine(self, role: str) -> None:
         """An empty machine at the present epoch."""
         config = self.config
+        self.role = role
+        self._token_base += 1 << 32
+        token_base = self._token_base & (1 << 63) - 1
         self.machine: PrefillInstance | DecodeInstance
-        if config.role == "prefill":
+        if role == "prefill":
             self.machine = PrefillInstance(
-                config.name, self.profile, pieces=config.pieces, outbox_bytes=config.outbox_bytes
+                config.name,
+                self.profile,
+                pieces=config.pieces,
+                outbox_bytes=config.outbox_bytes,
+                pool=self._new_pool(),
+                token_base=token_base,
             )
         else:
-            self._token_base += 1 << 32
             self.machine = decode_instance(
                 config.name,
                 slots=config.decode_slots,
@@ -160,17 +182,43 @@ class Worker:
                 timing=config.decode_step,
                 landing_bytes=config.landing_bytes,
                 stream_interval=config.stream_interval,
-                token_base=self._token_base & (1 << 63) - 1,
+                token_base=token_base,
             )
-        self.lateness = Lateness()
         self.driver = Driver(self.machine, self.clock, self._deliver, self.lateness)
+
+    def _new_pool(self) -> NodePool | None:
+        if not self.config.cache_bytes:
+            return None
+        first, last = self.profile.first_tokens, self.profile.last_tokens
+        shape = CacheShape.of(self.profile.s_kv, self.config.block_tokens, first_tokens=first, last_tokens=last)
+        return NodePool(self.config.cache_bytes, shape)
 
     def _start_epoch(self, epoch: Epoch) -> None:
         self.driver.close()
+        if self._joining is not None:
+            self._joining.cancel()
+        self._epoch = epoch.epoch
         self.clock.t0_ns = epoch.t0_ns
+        self.lateness = Lateness()
         self.sender.reset()
         self.receiver.reset()
-        self._new_machine()
+        self._new_machine(self.config.role)
+
+    def _convert(self, order: Convert) -> None:
+        """The new machine is there at once, to answer what still comes; nobody gives it work before it says Ready."""
+        if self.machine.accepts(order):
+            self.driver.handle(order)
+        self.driver.close()
+        self.receiver.expect_nothing()
+        self._new_machine(order.role)
+        for node in self.config.peers:
+            self._reach(node)
+        if self._joining is not None:
+            self._joining.cancel()
+        self._joining = self._loop.call_later(order.reload_s / self.clock.scale, self._join)
+
+    def _join(self) -> None:
+        self._tell_control(Ready(self.config.name, self._epoch, self.role))
 
     def _deliver(self, out: list[Out]) -> None:
         for destination, message in out:
@@ -189,10 +237,13 @@ class Worker:
             self._gateway.send(message)
 
     def _tell_peer(self, node: str, message: AnyMessage) -> bool:
-        if node in self._outbound:
-            return self._outbound[node].send(message)
-        channel = self._inbound.get(node)
+        channel = self._channel(node)
         return channel is not None and channel.send(message)
+
+    def _channel(self, node: str) -> Channel | None:
+        """The control connection with another node, whoever made it."""
+        dialler = self._outbound.get(node)
+        return dialler.channel if dialler is not None else self._inbound.get(node)
 
     def _tell_wire(self, message: AnyMessage) -> None:
         match message:
@@ -220,7 +271,8 @@ class Worker:
 
     def _dial_peers(self) -> None:
         config = self.config
-        for name, peer in config.peers.items():
+        for name in config.dials:
+            peer = config.peers[name]
             self._outbound[name] = Dialler(
                 name,
                 peer.host,
@@ -230,19 +282,27 @@ class Worker:
                 self._peer_up,
                 lambda node, reason: self._peer_lost(node),
             )
+        self._look_for_decode()
 
     def _peer_up(self, channel: Channel) -> None:
-        peer = self.config.peers[channel.peer]
-        self.sender.connect(channel.peer, peer.host, peer.data_port)
-        if all(dialler.channel is not None for dialler in self._outbound.values()):
-            self._all_peers.set()
+        self._reach(channel.peer)
+        self._look_for_decode()
+
+    def _look_for_decode(self) -> None:
+        peers = self.config.peers
+        if all(dialler.channel for name, dialler in self._outbound.items() if peers[name].role == "decode"):
+            self._all_decode.set()
+
+    def _reach(self, node: str) -> None:
+        """Open the KV connections that are sure to be used; all others are made by the first transfer."""
+        peer = self.config.peers[node]
+        if self.role == "prefill" and peer.role == "decode" and self._channel(node) is not None:
+            self.sender.connect(node, peer.host, peer.data_port)
 
     def _peer_lost(self, node: str) -> None:
         self.driver.handle(PeerLost(node))
-        if self.config.role == "prefill":
-            self.sender.forget_peer(node)
-        else:
-            self.receiver.forget_peer(node)
+        self.sender.forget_peer(node)
+        self.receiver.forget_peer(node)
 
     def _on_message(self, channel: Channel, message: AnyMessage) -> None:
         match message:
@@ -251,16 +311,19 @@ class Worker:
                     self._gateway = channel
                     self._report()
                 else:
+                    if node in self._inbound:  # it has lost its connection, and this end has not been told yet
+                        self._peer_lost(node)
                     self._inbound[node] = channel
+                    self._reach(node)
             case Epoch():
                 self._start_epoch(message)
-                channel.send(Ready(self.config.name, message.epoch, self.config.role))
+                self._join()
+            case Convert():
+                self._convert(message)
             case _ if self.machine.accepts(message):
                 self.driver.handle(message)
             case _:
-                log.warning(
-                    "%s sent %s, which is not for a %s node", channel.peer, type(message).__name__, self.config.role
-                )
+                log.warning("%s sent %s, which is not for a %s node", channel.peer, type(message).__name__, self.role)
 
     def _on_closed(self, channel: Channel, reason: str) -> None:
         if self.stopped.is_set():

@@ -22,7 +22,7 @@ from testbed.gateway import Node
 from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir
 from testbed.scenario import Deployment, Scenario, ScenarioError
-from testbed.scheduler.api import Role, Site
+from testbed.scheduler.api import PD, Role, Site
 
 FIRST_CONTROL_PORT = CONTROL_PORTS[0]  # the shaper knows the control class by them
 FIRST_DATA_PORT = FIRST_CONTROL_PORT + 128
@@ -52,11 +52,13 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     secret = secrets.token_hex(16)
     nodes = instances(deployment)
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
-    peers = {
-        name: Peer(ADDRESSES[site], *ports[name]) for name, site, role in nodes if role == "decode"
-    }
     processes = [_agent(scenario, state)]
-    for name, site, role in nodes:
+    for i, (name, site, role) in enumerate(nodes):
+        peers = {
+            other: Peer(ADDRESSES[its_site], *ports[other], its_role)
+            for other, its_site, its_role in nodes
+            if other != name and _exchange_kv(scenario, site, its_site)
+        }
         config = WorkerConfig(
             name=name,
             site=site,
@@ -66,7 +68,8 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
             data_port=ports[name][1],
             secret=secret,
             ready_file=str(state.ready_file(name)),
-            peers=peers if role == "prefill" else {},
+            peers=peers,
+            dials=tuple(other for other, _, _ in nodes[i + 1 :] if other in peers),
             **_timing(scenario, deployment, site),
         )
         processes.append(_process(name, site, role, "emulator.worker", config, stage=1 if role == "decode" else 2))
@@ -78,6 +81,12 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
         scenario=scenario.name,
         fingerprint=scenario.only(deployment.name).fingerprint(testbed_only=True),
     )
+
+
+def _exchange_kv(scenario: Scenario, site: Site, other: Site) -> bool:
+    """Whether nodes of these sites may ever send KV to each other: any node of the pd site may be converted to either
+    role, and cached prefixes go from any prefill node to any other."""
+    return scenario.cache_bytes > 0 or PD in (site, other)
 
 
 def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
@@ -105,6 +114,8 @@ def _timing(scenario: Scenario, deployment: Deployment, site: Site) -> dict[str,
         "pieces": scenario.pieces(deployment, site),
         "outbox_bytes": scenario.transport.outbox_bytes,
         "landing_bytes": scenario.transport.landing_bytes,
+        "cache_bytes": scenario.cache_bytes,
+        "block_tokens": scenario.cache.block_tokens,
         "connections": scenario.transport.connections,
         "stream_interval": scenario.decode.stream_interval,
         "time_scale": scenario.scale.time_scale,

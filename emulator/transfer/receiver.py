@@ -166,10 +166,14 @@ class KvReceiver:
         for token in [landing.token for landing in self._landings.values() if landing.sender == node]:
             self._damage(token, f"the connection to {node} is lost")
 
-    def reset(self) -> None:
-        """A new epoch: expect nothing, keep the connections, count from zero."""
+    def expect_nothing(self) -> None:
+        """Withdraw every token; connections and counters stay."""
         for token in list(self._landings):
             self.unexpect(token)
+
+    def reset(self) -> None:
+        """A new epoch: expect nothing, keep the connections, count from zero."""
+        self.expect_nothing()
         self._zero()
 
     @property
@@ -191,8 +195,7 @@ class KvReceiver:
         """Stop listening, expect nothing, and wait until the last connection is gone."""
         if self._server is not None:
             self._server.close()
-        for token in list(self._landings):
-            self.unexpect(token)
+        self.expect_nothing()
         while self.inlets:
             self._all_closed.clear()
             for inlet in self.inlets:

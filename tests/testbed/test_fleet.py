@@ -88,14 +88,32 @@ class TestPortsAndPeers:
         assert config(spec, "prfaas-0")["host"] == ADDRESSES["prfaas"] == "10.77.1.1"
         assert config(spec, "pd-d-0")["host"] == ADDRESSES["pd"] == "10.77.2.1"
 
-    def test_prefill_nodes_know_every_decode_node_where_it_listens(self, state: StateDir) -> None:
+    def test_a_worker_knows_where_those_listen_that_it_may_exchange_kv_with(self, state: StateDir) -> None:
+        """Any pd node may be converted; without a cache two prfaas nodes never have anything for each other."""
         spec = spec_of(state)
-        peers = config(spec, "prfaas-0")["peers"]
-        assert set(peers) == {"pd-d-0", "pd-d-1"}
-        for name, peer in peers.items():
+        assert set(config(spec, "prfaas-0")["peers"]) == {"pd-p-0", "pd-d-0", "pd-d-1"}
+        assert set(config(spec, "pd-d-0")["peers"]) == {"prfaas-0", "prfaas-1", "pd-p-0", "pd-d-1"}
+        for name, peer in config(spec, "pd-p-0")["peers"].items():
             worker = config(spec, name)
-            assert peer == {key: worker[key] for key in ("host", "control_port", "data_port")}
-        assert config(spec, "pd-d-0")["peers"] == {}
+            assert peer == {key: worker[key] for key in ("host", "control_port", "data_port", "role")}
+
+    def test_with_a_cache_prfaas_nodes_fetch_from_each_other_too(self, state: StateDir) -> None:
+        spec = spec_of(state, load("toy", ["cache_bytes=1e9"]))
+        assert set(config(spec, "prfaas-0")["peers"]) == {"prfaas-1", "pd-p-0", "pd-d-0", "pd-d-1"}
+
+    @pytest.mark.parametrize(("sets", "pairs"), [([], 9), (["cache_bytes=1e9"], 10)])
+    def test_one_node_of_every_pair_dials(self, state: StateDir, sets: list[str], pairs: int) -> None:
+        spec = spec_of(state, load("toy", sets))
+        workers = [process.name for process in spec.processes if process.name not in ("agent", "gateway")]
+        dialled = [{name, other} for name in workers for other in config(spec, name)["dials"]]
+        assert len(dialled) == pairs
+        known = [{name, other} for name in workers for other in config(spec, name)["peers"]]
+        assert all(dialled.count(pair) == 1 for pair in known)
+
+    def test_prefill_nodes_dial_decode_nodes_which_start_before_them(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        assert {"pd-d-0", "pd-d-1"} <= set(config(spec, "prfaas-0")["dials"])
+        assert config(spec, "pd-d-1")["dials"] == ()
 
     def test_the_gateway_knows_every_worker_where_it_listens(self, state: StateDir) -> None:
         spec = spec_of(state)
@@ -125,6 +143,12 @@ class TestUnits:
         assert (worker["time_scale"], worker["byte_scale"]) == (10, 0.001)
         assert worker["outbox_bytes"] == 32 * 2**30
         assert (worker["pieces"], worker["connections"], worker["stream_interval"]) == (16, 4, 32)
+
+    def test_every_worker_knows_the_pool_that_it_has_when_it_prefills(self, state: StateDir) -> None:
+        spec = spec_of(state, load("toy", ["cache_bytes=1e9", "cache.block_tokens=256"]))
+        for name in ("prfaas-0", "pd-p-0", "pd-d-0"):
+            assert (config(spec, name)["cache_bytes"], config(spec, name)["block_tokens"]) == (10**9, 256)
+        assert config(spec_of(state), "prfaas-0")["cache_bytes"] == 0
 
     def test_decode_is_the_pd_profiles_whatever_the_scenario_overrides(self, state: StateDir) -> None:
         spec = spec_of(state, load("toy", ["decode.step_s=0.05", "decode.slots=3"]))
