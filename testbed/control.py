@@ -161,6 +161,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
     block_ids: tuple[int, ...] = ()
     prefill_tokens: int = 0  # to compute, as its prefill node is charged with
     prefill_cost_s: float = 0.0
+    prefill_queue_s: float = 0.0  # the prefill work that waited there before it
     placed: bool = False  # counted at its nodes
     prefilled: bool = False  # no longer counted at its prefill node
 
@@ -390,6 +391,7 @@ class Control:
         record.cache_node = cache_node
         record.placed, record.prefilled = True, False
         tokens = record.prefill_tokens = record.input_tokens - cached
+        record.prefill_queue_s = prefill.queued_s
         record.prefill_cost_s = self._cost[prefill.site](tokens)
         prefill.queued_requests += 1
         prefill.queued_tokens += tokens

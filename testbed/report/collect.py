@@ -24,8 +24,20 @@ _TIMES: Final = (
     "admitted_s",
     "finished_s",
     "threshold_tokens",
+    "prefill_queue_s",
+    "prefill_cost_s",
 )
-_COUNTS: Final = ("input_tokens", "cached_tokens", "output_tokens_asked", "output_tokens", "attempts", "kv_bytes")
+_COUNTS: Final = (
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens_asked",
+    "output_tokens",
+    "attempts",
+    "kv_bytes",
+    "l_pd",
+    "l_prfaas",
+    "prefill_tokens",
+)
 _times_of, _counts_of, _words_of = attrgetter(*_TIMES), attrgetter(*_COUNTS), attrgetter(*WORDS)
 
 

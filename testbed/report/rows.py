@@ -1,7 +1,7 @@
 """The columns of the result tables: the gateway's own of every request, `requests.csv`, `timeline.csv`.
 
-They are stable: a column is added at the end or not at all. Times are model seconds since the load's t = 0 unless a
-name ends in `_ns`.
+They are stable: a column keeps its name and meaning, and a new one is added at the end of its group (the gateway's, the
+client's) or not at all; read them by name. Times are model seconds since the load's t = 0 unless a name ends in `_ns`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ GATEWAY_COLUMNS: Final = (
     "landed_s",  # the last KV byte at the decode node
     "admitted_s",  # a decode slot taken; the first token leaves
     "finished_s",  # the last token left
+    # What the decision of the last attempt knew, enough to redo it by hand.
+    "l_pd",  # the longest prefix cached at a node of either site, tokens, as the directory had it
+    "l_prfaas",
+    "regime",  # scarce | abundant, when the policy tells them apart
+    "cache_node",  # where the cached prefix was to be fetched from; empty for the prefill node itself, or none
+    "prefill_tokens",  # to compute: input_tokens less the cached prefix that the decision meant to use
+    "prefill_queue_s",  # prefill work that waited at the chosen node before this request, by its profile
+    "prefill_cost_s",  # T_prefill(prefill_tokens) there
 )
 
 WORDS: Final = (
@@ -45,6 +53,8 @@ WORDS: Final = (
     "prefill_site",
     "prefill_node",
     "decode_node",
+    "regime",
+    "cache_node",
 )
 """The columns that hold texts from a small stock, whatever a text looks like."""
 
