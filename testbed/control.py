@@ -293,7 +293,7 @@ class Control:
         self._directory = Directory(rules.block_tokens) if rules.block_tokens else None
         self._landed: dict[str, tuple[float, int]] = {}  # a live node's last report: when, bytes from the prfaas site
         self._landing_bps: dict[str, float] = {}
-        self._accounted_s = -math.inf
+        self._accounted_s = self._silent_due_s = -math.inf
         self._conversion: _Conversion | None = None
         self._tick_due_s = rules.tick_s
         self._deadlines: deque[tuple[float, Record]] = deque()
@@ -669,6 +669,9 @@ class Control:
 
     def _find_silent(self, now_s: float, out: list[Command]) -> None:
         """Nodes that have not been heard of: a silent node is not an idle one, and nothing is left waiting for it."""
+        if now_s < self._silent_due_s:
+            return
+        self._silent_due_s = now_s + self.rules.telemetry_s / 2
         oldest_s = now_s - SILENT * self.rules.telemetry_s
         for node in self._nodes.values():
             if node.alive and not node.silent and node.told_s < oldest_s:
@@ -680,26 +683,26 @@ class Control:
 
     def _observe(self, now_s: float) -> None:
         observed = self.observed
-        told = [node.told_s for node in self.view.decode()]
-        if told and min(told) > self._accounted_s:  # every decode node has given a new account
-            self._accounted_s = max(told)
-            unsent = retransmits = 0
-            rtt_s = 0.0
-            for node in self._nodes.values():
-                if node.site == PRFAAS and node.alive:
-                    unsent += node.unsent_bytes
-                    retransmits += node.retransmits
-                    rtt_s = max(rtt_s, node.rtt_s)
-            observed.link.account(sum(told) / len(told), self.view.egress_bytes, unsent)
-            observed.path(now_s, rtt_s, retransmits)
+        decoders = self.view.decode()
+        told = [node.told_s for node in decoders]
+        if not told or min(told) <= self._accounted_s:
+            return  # until every decode node has given a new account
+        self._accounted_s = max(told)
+        unsent = retransmits = 0
+        rtt_s = 0.0
+        for node in self._nodes.values():
+            if node.site == PRFAAS and node.alive:
+                unsent += node.unsent_bytes
+                retransmits += node.retransmits
+                rtt_s = max(rtt_s, node.rtt_s)
+        observed.link.account(sum(told) / len(told), self.view.egress_bytes, unsent)
+        observed.path(now_s, rtt_s, retransmits)
         for site, series in observed.queue_s.items():
             nodes = self.view.prefill(site)  # type: ignore[arg-type]
             if nodes:
                 series.add(now_s, sum([node.queued_s for node in nodes]) / len(nodes))
-        decoders = self.view.decode()
-        if decoders:
-            load = sum([node.assigned_requests for node in decoders]) / sum([node.slots for node in decoders])
-            observed.decode_load.add(now_s, load)
+        load = sum([node.assigned_requests for node in decoders]) / sum([node.slots for node in decoders])
+        observed.decode_load.add(now_s, load)
 
     def _do(self, action: Action) -> None:
         """What the policy asks for."""

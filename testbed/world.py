@@ -204,6 +204,8 @@ class World:
                             on_end(command.record)  # type: ignore[union-attr]
                         elif held is not None and ports[whom].site == PRFAAS:
                             held.append((whom, command))
+                        elif type(command) is Convert:
+                            self._push(now_s + command.reload_s, JOIN, (ports[whom], command.role))
                         else:
                             later((whom, command))
                     continue
@@ -211,9 +213,6 @@ class World:
                 if type(message) is Announce:
                     counts[1] += 1
                     sums_s[1] += now_s
-                elif type(message) is Convert:
-                    self._push(now_s + message.reload_s, JOIN, (port, message.role))
-                    continue
                 for out in port.handle(now_s, message):
                     if out[0] == WIRE:
                         self._tell_wire(port, out[1])
@@ -317,6 +316,8 @@ class World:
                 self._on_end(command.record)  # type: ignore[union-attr]
             elif self._held is not None and self._ports[destination].site == PRFAAS:
                 self._held.append((destination, command))
+            elif type(command) is Convert:
+                self._push(self.now_s + command.reload_s, JOIN, (self._ports[destination], command.role))
             else:
                 self._due.append((destination, command))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from testbed.scheduler import model
 from testbed.scheduler.api import (
@@ -48,6 +48,7 @@ DEFAULTS: Final[dict[str, float]] = {
     "least_share": 0.82,  # ... but so much of it always is
     "surge_dwell_s": 8.0,  # between changes of t that the link calls for
     "dwell_s": 60.0,  # between all others
+    "profile_s": 120.0,  # between two looks at the lengths
     "floor_tokens": 256.0,
     "ceiling_tokens": 0.0,  # 0: the longest length there is
     "ramp_s": 30.0,  # a site that comes back takes its share again over this time
@@ -78,12 +79,14 @@ class Prfaas:
         self._fleet_version: int | None = None
         self._remote = setup.n_prfaas  # nodes the present t reckons with
         self._solved_bps = setup.link_nominal_bps
-        self._changed_s = self._profiled_s = -self._p["dwell_s"]
+        self._changed_s = -self._p["dwell_s"]
+        self._profiled_s = -self._p["profile_s"]
         self._ramp_s: float | None = None  # since when the remote site is back
         self._calm_s = 0.0  # since when the link is not backlogged
         self._nominal_s = 0.0  # when the link was last seen at its nominal rate
         self._plan_due_s = self._p["plan_s"]
         self._role_s = -self._p["role_dwell_s"]
+        self._searched: tuple[Any, Any, Any, list[model.OperatingPoint]] | None = None  # what for, and what was found
         self._leaning = 0  # which way the last look at the split pointed
 
     def route(self, request: RequestView, view: SystemView) -> Decision | Reject:
@@ -191,7 +194,12 @@ class Prfaas:
             if waited_s >= self._p["surge_dwell_s"]:
                 told = f"link estimate {link.bps / 1e9:.3g} Gbps, {link.unsent_bytes / 1e9:.3g} GB waiting"
                 self._take(view, actions, told)
-        elif observed.lengths.enough and not pressed and min(waited_s, now_s - self._profiled_s) >= self._p["dwell_s"]:
+        elif (
+            observed.lengths.enough
+            and not pressed
+            and waited_s >= self._p["dwell_s"]
+            and now_s - self._profiled_s >= self._p["profile_s"]
+        ):
             if self._profile(view):
                 self._take(view, actions, f"lengths of the last {observed.lengths.held} requests")
         elif observed.lengths.enough and waited_s >= self._p["dwell_s"] and self._surging(view):
@@ -258,7 +266,7 @@ class Prfaas:
         self._profile(view)
         n_prfaas, n_p, n_d = len(view.prefill(PRFAAS)), len(view.prefill(PD)), len(view.decode())
         system = system_of(self._setup, link.bps, output_tokens)
-        points = model.grid_search(system, n_prfaas, n_p + n_d, self._lengths)
+        points = self._grid(system, n_prfaas, n_p + n_d)
         best, here = model.optimum(points), points[n_p]
         step = (best.fleet.n_p > n_p) - (best.fleet.n_p < n_p)
         leaning, self._leaning = self._leaning, step
@@ -282,6 +290,18 @@ class Prfaas:
             actions.append(SetRole(min(view.decode(), key=lambda n: n.assigned_requests).name, "prefill", trigger))
         else:
             actions.append(SetRole(min(view.prefill(PD), key=lambda n: n.queued_s).name, "decode", trigger))
+
+    def _grid(self, system: model.System, n_prfaas: int, n_local: int) -> list[model.OperatingPoint]:
+        """The grid search, unless nothing that it depends on has changed by more than a fiftieth."""
+        fleet, given = (n_prfaas, n_local), (system.link_bps, system.output_tokens)
+        if self._searched is not None:
+            lengths, before_fleet, before, points = self._searched
+            near = all(abs(a - b) <= 0.02 * b for a, b in zip(given, before, strict=True))
+            if lengths is self._lengths and fleet == before_fleet and near:
+                return points
+        points = model.grid_search(system, n_prfaas, n_local, self._lengths)
+        self._searched = (self._lengths, fleet, given, points)
+        return points
 
     def _settled(self, view: SystemView) -> bool:
         """Whether this is a time to judge the split by: nobody silent, lost or on its way, the link as it usually
