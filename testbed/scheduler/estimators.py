@@ -25,14 +25,17 @@ LEAST = 1000
 
 
 def differ(one: LengthDistribution, other: LengthDistribution, n: float, m: float) -> bool:
-    """Whether samples of n and m lengths (infinite: exact) come from different distributions.
+    """Whether samples of n and m lengths (infinite: exact) come from different distributions; `one` has no density.
 
     Kolmogorov-Smirnov, one time in a hundred wrong: the largest distance of their distribution functions is over
     1.63 sqrt(1 / n + 1 / m).
     """
-    at = one.atoms
-    mine, theirs = np.cumsum(one.weights), other.below(np.ones_like(other.atoms), at)
-    apart = max(np.abs(mine - theirs).max(), np.abs(mine - one.weights - theirs).max())
+    if other.edges is None:  # both are steps: what is apart is so at a step of either
+        at = np.union1d(one.atoms, other.atoms)
+        apart = np.abs(one.below(np.ones_like(one.atoms), at) - other.below(np.ones_like(other.atoms), at)).max()
+    else:
+        mine, theirs = np.cumsum(one.weights), other.below(np.ones_like(other.atoms), one.atoms)
+        apart = max(np.abs(mine - theirs).max(), np.abs(mine - one.weights - theirs).max())
     return bool(apart > 1.63 * math.sqrt(1 / n + 1 / m))
 
 
@@ -135,12 +138,17 @@ class LinkEstimate:
     nothing but the link) took less time than the estimate allows: then the link is faster than believed, and the
     estimate doubles, up to nominal, for every such transfer. A link that nobody fills shows nothing else.
 
+    Where nothing crosses there is no evidence, and an estimate that keeps everything local would confirm itself for
+    ever: one that nothing has told of for TRUSTED_S doubles as well, until the link is used and speaks for itself.
+
     nominal_bps: the operator's figure, model bits/s. pieces: a transfer's.
     """
 
     FOLLOW = 0.3  # share of a new backlogged sample, when it is near
     NEAR = 0.25  # relative: what is farther away is taken as it is
     FASTER = 2.0  # a drained transfer counts when it was this much faster than the estimate
+    TRUSTED_S = 30.0  # without evidence: then the link is tried with more
+    TRIED = 0.01  # of nominal: the least that it is tried with
 
     def __init__(self, nominal_bps: float, pieces: int) -> None:
         self.nominal_bps = nominal_bps
@@ -154,6 +162,7 @@ class LinkEstimate:
         self._at_s = -math.inf
         self._landed = 0.0
         self._faster = 0
+        self._full = 0  # accounts in a row between which the link was never idle
 
     @property
     def utilisation(self) -> float:
@@ -171,25 +180,36 @@ class LinkEstimate:
             return
         rate_bps = gained * 8 / elapsed_s
         self.egress.add(now_s, rate_bps)
-        self.backlogged = before > 0 and unsent_bytes > 0 and before >= 0.7 * gained
+        self._full = self._full + 1 if before > 0 and unsent_bytes > 0 and before >= gained else 0
+        self.backlogged = self._full >= 2  # one account alone may put together what was not at the same time
         if self.backlogged:
             self._faster = 0
             self._learn(now_s, rate_bps)
         elif rate_bps > self.bps * (1 + self.NEAR):
             self.bps, self.told_s = min(self.nominal_bps, rate_bps), now_s
+        elif self.bps < self.nominal_bps and now_s - self.told_s > self.TRUSTED_S:
+            self._try_more(now_s)
+
+    def rebase(self, now_s: float, landed_bytes: float, unsent_bytes: float) -> None:
+        """As `account`, when others tell than before: what the sum gained since then says nothing of the link."""
+        self._at_s, self._landed, self.unsent_bytes = now_s, landed_bytes, unsent_bytes
 
     def transfer(self, prefill_end_s: float, landed_s: float, kv_bytes: int) -> None:
         """A transfer from the remote site has landed."""
         waited_s = landed_s - prefill_end_s
         self.delay_s.add(landed_s, waited_s)
-        if self.bps >= self.nominal_bps:
+        if self.bps >= self.nominal_bps or landed_s < self.told_s:  # what it tells is older than what is known
             return
         if kv_bytes / self._pieces * 8 > self.FASTER * self.bps * waited_s:
             self._faster += 1
             if self._faster >= 2:  # one alone may have found the shaper's bucket full
-                self.bps, self.told_s = min(self.nominal_bps, 2 * self.bps), landed_s
+                self._try_more(landed_s)
         else:
-            self._faster = 0
+            self._faster, self.told_s = 0, landed_s
+
+    def _try_more(self, now_s: float) -> None:
+        self.bps = min(self.nominal_bps, max(2 * self.bps, self.TRIED * self.nominal_bps))
+        self.told_s = now_s
 
     def _learn(self, now_s: float, rate_bps: float) -> None:
         self.told_s = now_s

@@ -57,6 +57,8 @@ DEFAULTS: Final[dict[str, float]] = {
     "least_gain": 0.05,  # relative gain of Lambda_max that is worth a conversion
     "horizon_s": 1800.0,  # over which a conversion has to earn what it costs
     "drain_s": 30.0,  # what a drain is taken to last, beside Setup.reload_s
+    "least_load": 0.7,  # of Lambda_max: with less to do, no split is worth a conversion
+    "cache_blind": 0.0,  # 1: route as if nothing were cached anywhere, to compare with
     "patience_s": 900.0,  # a link below its nominal rate for this long is taken to stay so
 }
 """The policy's parameters (`policy.parameters` in a scenario); seconds are model seconds."""
@@ -76,6 +78,7 @@ class Prfaas:
         self._ceiling = self._p["ceiling_tokens"] or setup.lengths.high
         self.threshold_tokens = self._bounded(solve_threshold(setup))
         self.regime = ABUNDANT
+        self._blind = bool(self._p["cache_blind"])
         self._fleet_version: int | None = None
         self._remote = setup.n_prfaas  # nodes the present t reckons with
         self._solved_bps = setup.link_nominal_bps
@@ -91,7 +94,7 @@ class Prfaas:
 
     def route(self, request: RequestView, view: SystemView) -> Decision | Reject:
         t = self.threshold_tokens if self._ramp_s is None else self._ramped(view.now_s)
-        if request.hits:
+        if request.hits and not self._blind:
             return self._route_cached(request, view, t)
         if request.input_tokens > t:
             return send(view, PRFAAS, "longer than t", t, self.regime)
@@ -270,6 +273,9 @@ class Prfaas:
         best, here = model.optimum(points), points[n_p]
         step = (best.fleet.n_p > n_p) - (best.fleet.n_p < n_p)
         leaning, self._leaning = self._leaning, step
+        offered_rps = observed.lengths.rate_rps(now_s) or 0.0
+        if offered_rps < self._p["least_load"] * here.lambda_max:
+            return
         if not step or step != leaning or best.lambda_max < here.lambda_max * (1 + self._p["least_gain"]):
             return
         there = points[n_p + step]
