@@ -258,8 +258,8 @@ class Control:
     """The life of every request of one load.
 
     fleet: the instances. cost: T_prefill(l) at each site. policy: started already.
-    fallback: decides when the policy fails. ask, tick: how the policy is called. observed: what is known already, of a
-    load before this one. changes: what the scheduler changed, in order.
+    fallback: decides when the policy fails. ask, tick: how the policy is called. changes: what the scheduler changed,
+    in order.
     """
 
     def __init__(
@@ -294,6 +294,7 @@ class Control:
         self._landed: dict[str, tuple[float, int]] = {}  # a live node's last report: when, bytes from the prfaas site
         self._landing_bps: dict[str, float] = {}
         self._accounted_s = self._silent_due_s = -math.inf
+        self._accountants: tuple[str, ...] = ()  # the decode nodes whose accounts the last sum was of
         self._conversion: _Conversion | None = None
         self._tick_due_s = rules.tick_s
         self._deadlines: deque[tuple[float, Record]] = deque()
@@ -433,7 +434,8 @@ class Control:
         if type(threshold) is not float and threshold is not None and not isinstance(threshold, Real):
             return f"bad threshold_tokens: {threshold!r}"
         prefill, decode = self._serving.get(decision.prefill_node), self._serving.get(decision.decode_node)
-        if prefill == "prefill" and decode == "decode" and not decision.cached_tokens:
+        cached = decision.cached_tokens
+        if prefill == "prefill" and decode == "decode" and type(cached) is int and not cached:
             return ""
         if problem := self._bad_cache(decision, view):
             return problem
@@ -569,7 +571,8 @@ class Control:
         node = self._nodes[event.node]
         if node.alive:
             self._on_node_lost(now_s, NodeLost(event.node, "it began anew"), out)
-        if self._conversion is not None and self._conversion.node == event.node:
+        joins = self._conversion is not None and self._conversion.node == event.node
+        if joins:
             self._conversion = None
             self._note("joined", event.node, node.role, event.role, "it has reloaded")
         elif now_s > 0:
@@ -581,15 +584,21 @@ class Control:
         node.told_s = now_s
         node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
         node.rtt_s = 0.0
-        self._landed[event.node] = (now_s, 0)
+        counted = self._landed[event.node][1] if joins else 0  # its epoch goes on, and its counters
+        self._landed[event.node] = (now_s, counted)
+        self._accountants = ()
         self.view.nodes_changed()
 
     def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
         node = self._nodes[event.node]
+        reloading = False
         if self._conversion is not None and self._conversion.node == event.node:
+            reloading = self._conversion.sent
             self._conversion, node.draining = None, False
         if self._directory is not None:
             self._directory.forget(event.node)
+        if reloading:
+            self._note("node", event.node, "reloading", "lost", event.reason)
         if not node.alive:
             return
         self._out_of_service(node)
@@ -607,7 +616,7 @@ class Control:
         """Try again elsewhere what a node no longer serves. lost: it is gone, with the answers it was sending."""
         for record in list(self.live.values()):
             if record.prefill_node == node.name and record.admitted:
-                if not record.prefilled:
+                if lost and not record.prefilled:
                     self._leave_prefill(record)
             elif node.name in (record.prefill_node, record.decode_node) and (lost or not record.admitted):
                 # Its KV may have landed whole, but nobody might ever say so: a second prefill is safe, waiting is not.
@@ -619,19 +628,18 @@ class Control:
 
     def _on_telemetry(self, now_s: float, event: Telemetry, out: list[Command]) -> None:
         node = self._nodes[event.node]
-        if not node.alive:
+        if not node.alive or event.t_s < node.told_s:  # a later account, or its coming up, is known already
             return
         node.told_s = event.t_s
         node.outbox_bytes, node.landing_bytes = event.outbox_bytes, event.landing_bytes
         node.unsent_bytes = sum([path.unsent_bytes for path in event.paths])
         node.retransmits = sum([path.retransmits for path in event.paths])
         node.rtt_s = max([path.rtt_s for path in event.paths], default=0.0)
-        if node.silent:
+        if node.silent and event.t_s >= self._oldest_s(now_s):
             node.silent = False
             self.view.nodes_changed()
             self._note("node", node.name, "silent", "up", "it was heard of again")
-        if node.role == "decode":
-            self._count_egress(event)
+        self._count_egress(event)
 
     def _count_egress(self, event: Telemetry) -> None:
         """Egress is counted where it lands: what the decode nodes' counters gained between their last two reports."""
@@ -639,9 +647,12 @@ class Control:
         total = sum([count for sender, count in event.kv_landed_bytes.items() if nodes[sender].site == PRFAAS])
         then_s, before = self._landed[event.node]
         self._landed[event.node] = (event.t_s, total)
-        self.view.egress_bytes += total - before
+        if nodes[event.node].role != "decode":
+            return
+        gained = total - before if total >= before else total  # its counters began anew
+        self.view.egress_bytes += gained
         if event.t_s > then_s:
-            self._landing_bps[event.node] = (total - before) * 8 / (event.t_s - then_s)
+            self._landing_bps[event.node] = gained * 8 / (event.t_s - then_s)
             self.view.egress_bps = sum(self._landing_bps.values())
 
     # looking around
@@ -672,30 +683,41 @@ class Control:
         if now_s < self._silent_due_s:
             return
         self._silent_due_s = now_s + self.rules.telemetry_s / 2
-        oldest_s = now_s - SILENT * self.rules.telemetry_s
-        for node in self._nodes.values():
-            if node.alive and not node.silent and node.told_s < oldest_s:
-                node.silent = True
-                self.view.nodes_changed()
-                why = f"nothing was heard of it for {now_s - node.told_s:.3g} s"
-                self._note("node", node.name, "up", "silent", why)
-                self._retry_at(now_s, node, f"node {node.name} is silent: {why}", out, lost=False)
+        oldest_s = self._oldest_s(now_s)
+        found = [n for n in self._nodes.values() if n.alive and not n.silent and n.told_s < oldest_s]
+        for node in found:  # all of them, before anything is tried again at one that is silent as well
+            node.silent = True
+            self._landing_bps.pop(node.name, None)
+            self.view.nodes_changed()
+        for node in found:
+            why = f"nothing was heard of it for {now_s - node.told_s:.3g} s"
+            self._note("node", node.name, "up", "silent", why)
+            self._retry_at(now_s, node, f"node {node.name} is silent: {why}", out, lost=False)
+
+    def _oldest_s(self, now_s: float) -> float:
+        """The oldest account that a node which is not silent may have given last."""
+        return now_s - SILENT * self.rules.telemetry_s
 
     def _observe(self, now_s: float) -> None:
         observed = self.observed
-        decoders = self.view.decode()
+        decoders = [n for n in self._nodes.values() if n.role == "decode" and n.alive and not n.silent]
         told = [node.told_s for node in decoders]
         if not told or min(told) <= self._accounted_s:
             return  # until every decode node has given a new account
+        fresh_s = self._accounted_s - self.rules.telemetry_s
         self._accounted_s = max(told)
         unsent = retransmits = 0
         rtt_s = 0.0
         for node in self._nodes.values():
             if node.site == PRFAAS and node.alive:
-                unsent += node.unsent_bytes
                 retransmits += node.retransmits
-                rtt_s = max(rtt_s, node.rtt_s)
-        observed.link.account(sum(told) / len(told), self.view.egress_bytes, unsent)
+                if node.told_s > fresh_s:  # what a sender said long ago waits no longer, or nobody knows
+                    unsent += node.unsent_bytes
+                    rtt_s = max(rtt_s, node.rtt_s)
+        accountants = tuple([node.name for node in decoders])
+        account = observed.link.account if accountants == self._accountants else observed.link.rebase
+        self._accountants = accountants
+        account(sum(told) / len(told), self.view.egress_bytes, unsent)
         observed.path(now_s, rtt_s, retransmits)
         for site, series in observed.queue_s.items():
             nodes = self.view.prefill(site)  # type: ignore[arg-type]
@@ -712,11 +734,14 @@ class Control:
         if not isinstance(action, SetRole):
             raise TypeError(f"not an action: {type(action).__name__}")
         node = self._nodes.get(action.node)
-        if node is None or not node.alive or node.draining or node.site == PRFAAS or node.role == action.role:
+        if node is None or node.site == PRFAAS or {node.role, action.role} != {"prefill", "decode"}:
             raise ValueError(f"{action.node} cannot become a {action.role} node")
+        if not node.alive or node.draining or node.silent:
+            raise ValueError(f"{action.node} is not in service")
         if self._conversion is not None:
             raise ValueError(f"{self._conversion.node} is still changing its role")
-        if sum(n.role == node.role and n.alive and n.site == node.site for n in self._nodes.values()) < 2:
+        serving = self.view.decode() if node.role == "decode" else self.view.prefill(node.site)
+        if len(serving) < 2:
             raise ValueError(f"{action.node} is the last {node.role} node of its site")
         node.draining = True
         self.view.nodes_changed()

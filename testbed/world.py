@@ -56,15 +56,13 @@ AnyInstance = PrefillInstance | DecodeInstance
 
 
 class _Port:
-    """A machine as the driver reaches it. armed_s: the wake-up that it waits for. before: what had landed from each
-    remote node when the machine began, bytes."""
+    """A machine as the driver reaches it. armed_s: the wake-up that it waits for."""
 
-    __slots__ = ("armed_s", "before", "handle", "index", "machine", "name", "next_s", "role", "site")
+    __slots__ = ("armed_s", "handle", "index", "machine", "name", "next_s", "role", "site")
 
     def __init__(self, name: str, index: int, site: Site, role: Role, machine: AnyInstance) -> None:
         self.name, self.index, self.site = name, index, site
         self.armed_s: float | None = None
-        self.before: dict[str, float] = {}
         self.begin(role, machine)
 
     def begin(self, role: Role, machine: AnyInstance) -> None:
@@ -240,7 +238,6 @@ class World:
         elif kind == JOIN:
             port, role = what
             port.begin(role, self._machine(port.name, port.index, port.site, role))
-            port.before = self._landed_at(port.name)
             self._due.append((CONTROL, NodeUp(port.name, role)))
         elif kind == TELL:
             self._tell_all()
@@ -333,7 +330,7 @@ class World:
         landed: dict[str, dict[str, int]] = {}
         for sender, receiver, sent, waiting in self.link.paths(now_s):
             unsent[sender] = unsent.get(sender, 0.0) + waiting
-            landed.setdefault(receiver, {})[sender] = round(sent - self._ports[receiver].before.get(sender, 0.0))
+            landed.setdefault(receiver, {})[sender] = round(sent)
         for port in self._by_index:
             machine = port.machine
             outbox = landing = grants = tokens = 0
@@ -429,6 +426,3 @@ class World:
         if port.role == "decode":
             self.passages.passes(self.now_s, GATE_OF[Landed])
         self._due.append((port.name, Landed(token)))
-
-    def _landed_at(self, receiver: str) -> dict[str, float]:
-        return {sender: sent for sender, to, sent, _ in self.link.paths(self.now_s) if to == receiver}

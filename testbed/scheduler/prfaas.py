@@ -36,6 +36,7 @@ from testbed.scheduler.rules import CostTable, least_loaded_decode, send, solve_
 
 ABUNDANT: Final = "abundant"
 SCARCE: Final = "scarce"
+_NEVER: Final = float("inf")
 
 DEFAULTS: Final[dict[str, float]] = {
     "high_water": 0.9,  # egress utilisation that is pressure
@@ -115,17 +116,18 @@ class Prfaas:
             return send(view, site, reason, t, self.regime)
         decode = least_loaded_decode(decoders)
         holder, held = self._best_holder(request, view, site, across=not scarce)
-        cost = self._cost[site]
-        best, least_s, use, source = nodes[0], float("inf"), 0, ""
+        cost, hits, length = self._cost[site], request.hits, request.input_tokens
+        afresh_s = cost(length)
+        fetched_s = _NEVER if holder is None else cost(length - held) + self._fetch_s(held, holder, site, view)
+        best, least_s, use, source = nodes[0], _NEVER, 0, ""
         for node in nodes:
-            own = request.hits.get(node.name, 0)
-            total_s = node.queued_s + cost(request.input_tokens - own)
-            if total_s < least_s:
-                best, least_s, use, source = node, total_s, own, ""
-            if held > own and holder is not None:
-                total_s = node.queued_s + cost(request.input_tokens - held) + self._fetch_s(held, holder, site, view)
-                if total_s < least_s:
-                    best, least_s, use, source = node, total_s, held, holder.name
+            own = hits.get(node.name, 0)
+            work_s = cost(length - own) if own else afresh_s
+            if held > own and fetched_s < work_s and holder is not None:
+                if node.queued_s + fetched_s < least_s:
+                    best, least_s, use, source = node, node.queued_s + fetched_s, held, holder.name
+            elif node.queued_s + work_s < least_s:
+                best, least_s, use, source = node, node.queued_s + work_s, own, ""
         return Decision(best.name, decode.name, reason, t, use, source, self.regime)
 
     @staticmethod
@@ -136,6 +138,8 @@ class Prfaas:
         best: NodeView | None = None
         longest = 0
         for name, tokens in request.hits.items():
+            if tokens < longest:
+                continue
             node = view.nodes[name]
             if not node.alive or node.silent or (node.site != site and not across):
                 continue

@@ -141,11 +141,11 @@ def _mix(seed: int) -> dict[str, Any]:
     fleet = scenario.deployments[0].fleet
     n_p, n_d = fleet.n_p, fleet.n_d
     times: dict[str, int] = {}
-    for row in result.timeline.itertuples():
-        if row.event == "role":
-            times[row.node] = times.get(row.node, 0) + 1
-        if row.event == "joined" and row.t_s <= shift["end_s"] + 1200:
-            step = 1 if row.after == "prefill" else -1
+    for t_s, event, name, after in zip(*(result.timeline[c] for c in ("t_s", "event", "node", "after")), strict=True):
+        if event == "role":
+            times[str(name)] = times.get(str(name), 0) + 1
+        if event == "joined" and t_s <= shift["end_s"] + 1200:
+            step = 1 if after == "prefill" else -1
             n_p, n_d = n_p + step, n_d - step
     last = scenario.phases[-1].lengths
     assert isinstance(last, LogNormal)
