@@ -254,11 +254,13 @@ async def test_two_workers_exchange_their_roles(fleet: Fleet) -> None:
     assert (await fleet.prefill("d", "second", to="a")).cached_tokens == HIT_TOKENS
     assert (await fleet.prefill("b", "third", cached=HIT_TOKENS, holder="d", to="a")).cached_tokens == HIT_TOKENS
 
-    fleet.tell("a", Convert("prefill", 1e9))  # an epoch ends what is under way
+    reload_s = 20.0
+    fleet.tell("a", Convert("prefill", reload_s))  # an epoch ends what is under way
     for name, role in ROLES.items():
         fleet.tell(name, Epoch(2, time.monotonic_ns()))
         assert await fleet.hears(name, Ready) == Ready(name, 2, role)
     assert (await fleet.prefill("a", "fourth")).cached_tokens == 0
+    await asyncio.sleep(1.5 * reload_s / TIME_SCALE)
     assert not any(type(m) is Ready for m in fleet.heard["a"])
 
 
