@@ -16,7 +16,7 @@ from testbed import plan
 from testbed.assemble import lengths_of_workload, max_input_tokens, mean_output, plan_deployment
 from testbed.points import GROWING, Figures, Point, Runner, code_version
 from testbed.report.intervals import Interval, interval
-from testbed.scenario import Scenario, load, override
+from testbed.scenario import Deployment, Scenario, load, override
 from testbed.sweep import Capacity, capacity
 
 LOADS: Final = (0.60, 0.80, 0.90, 0.95)
@@ -77,6 +77,11 @@ def stability(growth: Interval) -> Stability:
     return "unstable" if low > GROWING else "stable" if high <= GROWING else "undecided"
 
 
+def _steady(scenario: Scenario, one: Deployment) -> Scenario:
+    """The scenario with that deployment, as the steady-state model has it: a threshold, once solved, stays."""
+    return scenario.only(one.name, "static" if one.policy.name == "prfaas" else None)
+
+
 def cells() -> list[Cell]:
     """Every cell of the study, in the order of the table."""
     found = []
@@ -88,7 +93,7 @@ def cells() -> list[Cell]:
                 continue
             known = capacity(paper, one)
             for arrivals, text in ARRIVALS.items():
-                scenario = override(paper, [f"workload.arrivals={text}"]).only(one.name)
+                scenario = _steady(override(paper, [f"workload.arrivals={text}"]), one)
                 found += [
                     Cell(scenario, one.name, arrivals, share, link_bps if crosses else None, known) for share in LOADS
                 ]
@@ -191,7 +196,7 @@ def _variant(scale: float) -> _Variant:
     chosen, kept = [], {}
     for one in paper.deployments:
         of_local = one.fleet.n_p > 0 and scale != 1.0
-        scenario = override(paper, [f"deployments.{one.name}.profiles.pd={scaled}"] if of_local else []).only(one.name)
+        scenario = _steady(override(paper, [f"deployments.{one.name}.profiles.pd={scaled}"] if of_local else []), one)
         kept[one.name] = capacity(scenario, scenario.deployments[0]).expectation.lambda_max
         if one.fleet.n_p:
             n_p, n_d = _best_split(scenario)

@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from emulator.messages import (
     Admitted,
     AttemptFailed,
+    CacheChanged,
     Cancel,
+    Convert,
     Finished,
     PathSample,
     Prefill,
@@ -23,6 +25,7 @@ from emulator.messages import (
 from testbed.control import (
     CLIENT,
     Arrive,
+    Change,
     ClientGone,
     Command,
     Completed,
@@ -32,10 +35,12 @@ from testbed.control import (
     NodeLost,
     NodeSpec,
     NodeUp,
+    PolicySet,
     Record,
     Rules,
+    Tick,
 )
-from testbed.scheduler.api import Decision, NodeView, Reject, RequestView, Setup, SystemView
+from testbed.scheduler.api import Decision, NodeView, Note, Reject, RequestView, SetRole, Setup, SystemView
 from testbed.scheduler.baselines import Homogeneous
 
 FLEET = [
@@ -50,11 +55,15 @@ COUNTERS = ("queued_requests", "queued_tokens", "queued_s", "assigned_requests",
 
 
 class To:
-    """A policy that answers what it was given, and remembers what it was asked. An exception is raised."""
+    """A policy that answers what it was given, and remembers what it was asked. An exception is raised.
+
+    wants: what the next tick asks for.
+    """
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked: list[RequestView] = []
+        self.wants: Any = []
 
     def start(self, setup: Setup) -> None:
         pass
@@ -66,6 +75,12 @@ class To:
             raise answer
         return answer
 
+    def tick(self, view: SystemView) -> Any:
+        wants, self.wants = self.wants, []
+        if isinstance(wants, Exception):
+            raise wants
+        return wants
+
 
 F0_D0 = Decision("f0", "d0", "longer than t", 19_600.0)
 P0_D0 = Decision("p0", "d0", "not longer than t", 19_600.0)
@@ -75,9 +90,9 @@ P1_D1 = Decision("p1", "d1", "second")
 class Run:
     """A Control with all nodes up, driven by hand; `said` is everything it commanded."""
 
-    def __init__(self, *answers: Any, up: bool = True, max_attempts: int = 3) -> None:
+    def __init__(self, *answers: Any, up: bool = True, **rules: Any) -> None:
         self.policy = To(*answers or [P0_D0])
-        self.control = Control(FLEET, COST, 100e9, self.policy, Homogeneous(), rules=Rules(max_attempts=max_attempts))  # type: ignore[arg-type]
+        self.control = Control(FLEET, COST, 100e9, self.policy, Homogeneous(), rules=Rules(**rules))  # type: ignore[arg-type]
         self.said: list[Command] = []
         if up:
             for spec in FLEET:
@@ -90,6 +105,19 @@ class Run:
 
     def arrive(self, now_s: float = 0.0, name: str = "a", tokens: int = 100, output: int = 8) -> list[Command]:
         return self.at(now_s, Arrive(name, tokens, output))
+
+    def tell(self, now_s: float, *nodes: str) -> None:
+        """These nodes (all, when none is named) give an account of themselves."""
+        for name in nodes or self.nodes:
+            self.at(now_s, telemetry(name, now_s))
+
+    def look(self, now_s: float, *wants: Any) -> list[Command]:
+        """The policy looks around, and asks for this."""
+        self.policy.wants = wants
+        return self.at(now_s, Tick())
+
+    def changes(self, *kinds: str) -> list[Change]:
+        return [change for change in self.control.changes if change.kind in kinds]
 
     def to_stage(self, stage: str, name: str = "a", attempt: int = 1) -> Run:
         """Bring a request, routed already, to a stage of its attempt."""
@@ -173,6 +201,7 @@ class TestLife:
             "admitted_s": 3.0,
             "finished_s": 6.5,
             "prefill_cost_s": 150.0,
+            "prefill_queue_s": 0.0,
             "placed": False,
             "prefilled": True,
             "view": None,
@@ -495,6 +524,9 @@ class TestPolicyContained:
             (Decision("p0", "p0", ""), "wrong role", "wrong role: p0 is a prefill node"),
             (Decision(["p0"], "d0", ""), "TypeError", "TypeError: unhashable type: 'list'"),  # type: ignore[arg-type]
             (Decision("p0", "d0", "", "t"), "bad threshold_tokens", "bad threshold_tokens: 't'"),  # type: ignore[arg-type]
+            (Decision("p0", "d0", "", None, None), "bad cached_tokens", "bad cached_tokens: None"),  # type: ignore[arg-type]
+            (Decision("p0", "d0", "", None, 0.0), "bad cached_tokens", "bad cached_tokens: 0.0"),  # type: ignore[arg-type]
+            (Decision("p0", "d0", "", None, 64), "no such prefix", "no such prefix: 64 tokens at p0"),
             (Reject("full", math.nan), "bad retry_after_s", "bad retry_after_s: nan"),
             (Reject("full", -1.0), "bad retry_after_s", "bad retry_after_s: -1.0"),
             (Reject("full", math.inf), "bad retry_after_s", "bad retry_after_s: inf"),
@@ -681,6 +713,506 @@ class TestTelemetry:
         run.at(4.0, telemetry("d0", 4.0, {"f0": 300}))
         assert run.control.view.egress_bytes == 1300
         assert run.control.view.egress_bps == 300 * 8 / 1.0
+
+
+    def test_an_account_that_was_overtaken_is_no_news(self) -> None:
+        run = Run()
+        run.at(3.0, telemetry("d0", 3.0, {"f0": 3000}))
+        run.at(3.1, telemetry("d0", 2.0, {"f0": 1000}))
+        assert (run.control.view.egress_bytes, run.nodes["d0"].told_s) == (3000, 3.0)
+
+    def test_an_account_told_twice_counts_once(self) -> None:
+        run = Run()
+        for _ in range(2):
+            run.at(3.0, telemetry("d0", 3.0, {"f0": 3000}))
+        assert run.control.view.egress_bytes == 3000
+
+    def test_what_was_said_before_it_came_up_is_of_its_former_life(self) -> None:
+        run = Run()
+        run.at(3.0, NodeLost("d0", "gone"))
+        run.at(5.0, NodeUp("d0", "decode"))
+        run.at(5.1, telemetry("d0", 2.9, {"f0": 7000}))
+        assert run.control.view.egress_bytes == 0
+
+    def test_counters_that_began_anew_unnoticed_never_take_anything_back(self) -> None:
+        run = Run()
+        run.at(1.0, telemetry("d0", 1.0, {"f0": 1000}))
+        run.at(2.0, telemetry("d0", 2.0, {"f0": 300}))
+        assert run.control.view.egress_bytes == 1300
+        assert run.control.view.egress_bps == 300 * 8 / 1.0
+
+    def test_an_account_of_a_node_nobody_serves_with_yet_is_no_news(self) -> None:
+        run = Run(up=False)
+        run.at(1.0, telemetry("d0", 1.0, {"f0": 1000}))
+        assert run.control.view.egress_bytes == 0
+
+
+class TestSilent:
+    """A node that has given no account for 3.5 periods is not counted on, and nothing is left waiting for it."""
+
+    def test_after_three_and_a_half_periods_and_not_before(self) -> None:
+        run = Run(telemetry_s=2.0)
+        run.tell(10.0)
+        run.tell(16.0, "p0", "p1", "d0", "d1")
+        run.look(17.0)
+        assert not run.nodes["f0"].silent
+        run.look(17.1)
+        assert [node.name for node in run.nodes.values() if node.silent] == ["f0"]
+
+    def test_it_takes_no_requests_but_lives(self) -> None:
+        run = Run()
+        run.tell(10.0, "p0", "p1", "d0", "d1")
+        run.look(10.0)
+        assert run.nodes["f0"].alive
+        assert run.control.view.prefill("prfaas") == ()
+
+    def test_its_requests_are_tried_elsewhere_once(self) -> None:
+        run = Run(F0_D0, P1_D1)
+        run.arrive(9.0)
+        run.tell(10.0, "p0", "p1", "d0", "d1")
+        out = run.look(10.0)
+        assert cancels(out) == [("f0", 1), ("d0", 1)]
+        assert orders(out) == [("p1", 2, "d1")]
+        run.tell(12.0, "p0", "p1", "d0", "d1")
+        assert run.look(12.0) == []
+
+    def test_nodes_that_fall_silent_together_are_one_failure(self) -> None:
+        """Their requests do not wander from one to the next until they are given up."""
+
+        class LeastLoaded(To):
+            def route(self, request: RequestView, view: SystemView) -> Any:
+                nodes = [*view.prefill("prfaas"), *view.prefill("pd")]
+                return Decision(nodes[0].name, view.decode()[0].name, "the first that serves")
+
+        fleet = [NodeSpec(f"f{i}", "prfaas", "prefill", 0) for i in range(4)] + FLEET[1:]
+        control = Control(fleet, COST, 100e9, LeastLoaded(), Homogeneous(), Rules())  # type: ignore[arg-type]
+        for spec in fleet:
+            control.handle(0.0, NodeUp(spec.name, spec.role))
+        control.handle(1.0, Arrive("a", 100, 8))
+        for spec in FLEET[1:]:
+            control.handle(10.0, telemetry(spec.name, 10.0))
+        control.handle(10.0, Tick())
+        assert (control.live["a"].attempts, control.live["a"].prefill_node) == (2, "p0")
+
+    @pytest.mark.parametrize("node", ["p0", "d0"])
+    def test_an_answer_under_way_goes_on(self, node: str) -> None:
+        run = Run()
+        run.arrive()
+        run.to_stage("admitted")
+        run.tell(10.0, *(name for name in run.nodes if name != node))
+        assert run.look(10.0) == []
+        run.to_stage("finished")
+        assert [type(end) for end in run.ended()] == [Completed]
+        run.assert_idle()
+
+    def test_late_word_of_the_old_attempt_is_ignored(self) -> None:
+        run = Run(F0_D0, P1_D1)
+        run.arrive(9.0)
+        run.tell(10.0, "p0", "p1", "d0", "d1")
+        run.look(10.0)
+        run.to_stage("finished", attempt=1)
+        assert run.ended() == []
+        run.to_stage("finished", attempt=2)
+        assert [type(end) for end in run.ended()] == [Completed]
+        run.assert_idle()
+
+    def test_word_of_the_prefill_of_an_answer_under_way_may_come_after_the_silence(self) -> None:
+        run = Run()
+        run.arrive()
+        run.at(3.0, Admitted("a", 1, 2.5, 3.0))
+        run.tell(10.0, "f0", "p1", "d0", "d1")
+        run.look(10.0)
+        run.at(11.0, Prefilled("a", 1, 1.0, 2.0, 1000))
+        run.at(12.0, Finished("a", 1, 11.0, 12.0, 8))
+        (end,) = run.ended()
+        assert end.record.prefill_end_s == 2.0
+
+    def test_a_fresh_account_ends_it(self) -> None:
+        run = Run()
+        run.tell(10.0, "p0", "p1", "d0", "d1")
+        run.look(10.0)
+        run.tell(11.0, "f0")
+        assert [node.name for node in run.control.view.prefill("prfaas")] == ["f0"]
+
+    def test_an_old_account_that_comes_late_does_not(self) -> None:
+        """Of a queue that an outage held back, the first to come says nothing of now."""
+        run = Run()
+        run.tell(60.0, "p0", "p1", "d0", "d1")
+        run.look(60.0)
+        run.at(61.0, telemetry("f0", 5.0))
+        assert run.nodes["f0"].silent
+
+    def test_it_and_its_end_are_on_record(self) -> None:
+        run = Run()
+        run.tell(10.0, "p0", "p1", "d0", "d1")
+        run.look(10.0)
+        run.tell(11.0, "f0")
+        silent, heard = run.changes("node")[-2:]
+        assert (silent.t_s, silent.node, silent.before, silent.after) == (10.0, "f0", "up", "silent")
+        assert silent.trigger == "nothing was heard of it for 11 s"
+        assert (heard.t_s, heard.node, heard.before, heard.after) == (11.0, "f0", "silent", "up")
+
+    def test_one_that_is_lost_and_comes_up_again_serves(self) -> None:
+        run = Run()
+        run.tell(10.0, "p0", "p1", "d0", "d1")
+        run.look(10.0)
+        run.at(11.0, NodeLost("f0", "gone"))
+        run.at(12.0, NodeUp("f0", "prefill"))
+        assert [node.name for node in run.control.view.prefill("prfaas")] == ["f0"]
+
+    def test_a_silent_receiver_lands_nothing_that_is_known_of(self) -> None:
+        run = Run()
+        run.at(1.0, telemetry("d0", 1.0, {"f0": 1000}))
+        run.tell(10.0, "f0", "p0", "p1", "d1")
+        run.look(10.0)
+        run.tell(11.0, "d1")
+        assert run.control.view.egress_bps == 0.0
+
+
+class TestAccounts:
+    """What control makes of the accounts: the link's estimate is of one set of nodes at a time."""
+
+    def backlogged(self, *, from_s: int = 1, until_s: int, run: Run | None = None) -> Run:
+        """A second at a time 1 GB lands at each of d0 and d1 (16 Gbps in all) while much more waits at f0."""
+        run = Run() if run is None else run
+        waits = (PathSample("", 0.0, 0, 0, 0.0, 50 * 10**9),)
+        for second in range(from_s, until_s + 1):
+            for node in ("d0", "d1"):
+                run.at(second, telemetry(node, second, {"f0": second * 10**9}))
+            run.at(second, telemetry("f0", second, paths=waits))
+            run.tell(second, "p0", "p1")
+            run.look(second)
+        return run
+
+    def test_a_backlog_shows_what_the_link_carries(self) -> None:
+        assert self.backlogged(until_s=6).control.observed.link.bps == pytest.approx(16e9)
+
+    def test_a_receiver_that_is_lost_does_not_halve_the_estimate(self) -> None:
+        run = self.backlogged(until_s=6)
+        run.at(6.9, NodeLost("d1", "gone"))
+        run.at(7.0, telemetry("d0", 7.0, {"f0": 7 * 10**9}))
+        run.at(7.0, telemetry("f0", 7.0, paths=(PathSample("", 0.0, 0, 0, 0.0, 50 * 10**9),)))
+        run.look(7.0)
+        assert run.control.observed.link.bps == pytest.approx(16e9)
+
+    def test_a_receiver_that_joins_does_not_either(self) -> None:
+        run = self.backlogged(until_s=6)
+        run.at(6.5, NodeLost("d1", "gone"))
+        run.at(6.9, NodeUp("d1", "decode"))
+        for node, landed in (("d0", 7 * 10**9), ("d1", 10**8)):
+            run.at(7.0, telemetry(node, 7.0, {"f0": landed}))
+        run.at(7.0, telemetry("f0", 7.0, paths=(PathSample("", 0.0, 0, 0, 0.0, 50 * 10**9),)))
+        run.look(7.0)
+        assert run.control.observed.link.bps == pytest.approx(16e9)
+
+    def test_what_a_receiver_gained_in_silence_did_not_land_in_a_second(self) -> None:
+        run = self.backlogged(until_s=6)
+        for second in range(7, 31):
+            run.at(second, telemetry("d0", second, {"f0": 6 * 10**9}))
+            run.tell(second, "f0", "p0", "p1")
+            run.look(second)
+        assert run.nodes["d1"].silent
+        run.at(31.0, telemetry("d1", 31.0, {"f0": 30 * 10**9}))
+        run.at(31.0, telemetry("d0", 31.0, {"f0": 6 * 10**9}))
+        run.look(31.0)
+        assert run.control.observed.link.bps == pytest.approx(16e9)
+        assert run.control.view.egress_bytes == 36 * 10**9
+
+    def test_a_sender_nobody_hears_of_is_not_backlogged_for_ever(self) -> None:
+        """Its last word was that much waits. Nothing lands since, and that is an outage: the link's rate was never
+        seen to be 0, and a site that comes back is tried."""
+        run = self.backlogged(until_s=6)
+        for second in range(7, 60):
+            for node in ("d0", "d1"):
+                run.at(second, telemetry(node, second, {"f0": 6 * 10**9}))
+            run.tell(second, "p0", "p1")
+            run.look(second)
+        assert not run.control.observed.link.backlogged
+        assert run.control.observed.link.bps >= 16e9 * 0.99
+
+    def test_a_receiver_that_drains_still_lands_what_was_on_its_way(self) -> None:
+        run = self.backlogged(until_s=6)
+        run.look(6.5, SetRole("d1", "prefill", "why not"))
+        self.backlogged(from_s=7, until_s=9, run=run)
+        assert run.control.observed.link.bps == pytest.approx(16e9)
+
+
+class TestLookingAround:
+    """Control ticks on its own time, and a policy's ticks are contained like its decisions."""
+
+    def test_the_policy_is_asked_every_tick(self) -> None:
+        run = Run(tick_s=5.0)
+        assert run.control.next_s() == 5.0
+        run.look(5.0, Note("threshold", 1.0, 2.0, "why"))
+        assert run.control.next_s() == 10.0
+        assert run.changes("threshold") == [Change(5.0, "threshold", "", 1.0, 2.0, "why")]
+
+    def test_a_look_before_its_time_asks_nobody(self) -> None:
+        run = Run(tick_s=5.0)
+        run.look(4.9, Note("threshold", 1.0, 2.0, "why"))
+        assert run.changes("threshold") == []
+        assert run.control.next_s() == 5.0
+
+    @pytest.mark.parametrize(
+        ("wants", "kind"),
+        [
+            (ZeroDivisionError("no"), "tick: ZeroDivisionError"),
+            (None, "tick: TypeError"),
+            ([None], "tick: TypeError"),
+            (["threshold"], "tick: TypeError"),
+            ([SetRole("x9", "decode", "")], "tick: ValueError"),
+            ([SetRole("p0", "router", "")], "tick: ValueError"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_a_policy_whose_tick_fails_is_counted_and_changes_nothing(self, wants: Any, kind: str) -> None:
+        run = Run()
+        run.policy.wants = wants
+        assert run.at(1.0, Tick()) == []
+        assert run.control.policy_errors == {kind: 1}
+        assert not run.control.busy
+        assert orders(run.arrive(1.5)) == [("p0", 1, "d0")]
+
+    def test_a_policy_without_a_tick_changes_nothing(self) -> None:
+        control = Control(FLEET, COST, 1e9, Homogeneous(), Homogeneous())  # type: ignore[arg-type]
+        assert control.handle(1.0, Tick()) == []
+        assert control.policy_errors == {}
+
+    def test_another_policy_is_on_record(self) -> None:
+        run = Run()
+        run.at(4.0, PolicySet("static"))
+        assert run.changes("policy") == [Change(4.0, "policy", "", "", "static", "asked for")]
+
+    def test_another_policy_finds_what_was_observed(self) -> None:
+        run = Run()
+        run.arrive(tokens=500)
+        run.control.policy = To(P1_D1)
+        run.at(4.0, PolicySet("mine"))
+        assert run.control.view.observed.lengths.held == 1
+        assert orders(run.arrive(5.0, "b")) == [("p1", 1, "d1")]
+
+
+class TestConversion:
+    """A local node changes its role: it takes nothing new, drains, reloads, joins. One at a time, never the last."""
+
+    def converting(self, node: str = "d1", role: Any = "prefill", *answers: Any) -> Run:
+        run = Run(*answers, reload_s=60.0, telemetry_s=1e9)
+        run.look(1.0, SetRole(node, role, "too many"))
+        return run
+
+    def test_an_idle_node_is_told_at_the_next_look(self) -> None:
+        run = self.converting()
+        assert run.look(2.0) == [("d1", Convert("prefill", 60.0))]
+        assert run.look(3.0) == []
+
+    def test_from_the_decision_on_it_takes_nothing_new(self) -> None:
+        run = self.converting()
+        assert [node.name for node in run.control.view.decode()] == ["d0"]
+
+    @pytest.mark.parametrize("node", ["p1", "d1"])
+    @pytest.mark.parametrize("stage", ["queued", "prefilled"])
+    def test_it_waits_for_a_request_without_a_first_token(self, node: str, stage: str) -> None:
+        run = Run(P1_D1, telemetry_s=1e9)
+        run.arrive()
+        run.to_stage(stage)
+        run.look(8.0, SetRole(node, "decode" if node == "p1" else "prefill", ""))
+        assert run.look(9.0) == []
+        assert run.control.busy
+
+    def test_a_decode_node_waits_for_its_answers_and_a_prefill_node_does_not(self) -> None:
+        for node, role, told in (("p1", "decode", True), ("d1", "prefill", False)):
+            run = Run(P1_D1, telemetry_s=1e9)
+            run.arrive()
+            run.to_stage("admitted")
+            run.look(8.0, SetRole(node, role, ""))  # type: ignore[arg-type]
+            assert bool(run.look(9.0)) is told
+
+    def test_nothing_is_lost_in_a_drain(self) -> None:
+        run = Run(P1_D1, P0_D0, telemetry_s=1e9)
+        run.arrive()
+        run.look(1.0, SetRole("d1", "prefill", ""))
+        run.look(2.0)
+        run.to_stage("finished")
+        assert run.look(8.0) == [("d1", Convert("prefill", 60.0))]
+        assert [type(end) for end in run.ended()] == [Completed]
+        assert run.ended()[0].record.attempts == 1
+
+    def test_when_it_has_reloaded_it_serves_its_new_role(self) -> None:
+        run = self.converting("d1", "prefill", Decision("d1", "d0", "joined"))
+        run.look(2.0)
+        assert not run.nodes["d1"].alive
+        run.at(62.0, NodeUp("d1", "prefill"))
+        assert orders(run.arrive(63.0)) == [("d1", 1, "d0")]
+        assert not run.control.busy
+
+    def test_it_and_its_end_are_on_record(self) -> None:
+        run = self.converting()
+        run.look(2.0)
+        run.at(62.0, NodeUp("d1", "prefill"))
+        assert run.changes("role", "joined", "node") == [
+            Change(1.0, "role", "d1", "decode", "prefill", "too many"),
+            Change(62.0, "joined", "d1", "decode", "prefill", "it has reloaded"),
+        ]
+
+    def test_two_at_a_time_are_refused(self) -> None:
+        run = self.converting()
+        run.look(2.0, SetRole("p1", "decode", ""))
+        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert not run.nodes["p1"].draining
+
+    def test_when_one_has_joined_another_may_follow(self) -> None:
+        run = self.converting()
+        run.look(2.0)
+        run.at(62.0, NodeUp("d1", "prefill"))
+        run.look(63.0, SetRole("p1", "decode", ""))
+        assert run.nodes["p1"].draining
+
+    @pytest.mark.parametrize("other", ["dead", "silent"])
+    @pytest.mark.parametrize(("node", "last", "role"), [("d0", "d1", "prefill"), ("p0", "p1", "decode")])
+    def test_never_the_last_that_serves_its_role(self, node: str, last: str, role: Any, other: str) -> None:
+        run = Run()
+        if other == "dead":
+            run.at(1.0, NodeLost(node, "gone"))
+        run.tell(10.0, *(name for name in run.nodes if name != node))
+        run.look(10.0)
+        run.look(11.0, SetRole(last, role, ""))
+        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert not run.nodes[last].draining
+
+    @pytest.mark.parametrize("state", ["dead", "silent"])
+    def test_never_one_that_is_out_of_reach(self, state: str) -> None:
+        run = Run()
+        if state == "dead":
+            run.at(1.0, NodeLost("d1", "gone"))
+        run.tell(10.0, "f0", "p0", "p1", "d0")
+        run.look(10.0)
+        run.look(11.0, SetRole("d1", "prefill", ""))
+        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert not run.control.busy
+
+    def test_never_one_of_the_remote_site(self) -> None:
+        run = Run()
+        run.look(1.0, SetRole("f0", "decode", ""))
+        assert run.control.policy_errors == {"tick: ValueError": 1}
+
+    def test_one_that_dies_while_it_drains_frees_the_way_for_another(self) -> None:
+        run = self.converting()
+        run.at(1.5, NodeLost("d1", "gone"))
+        assert run.look(2.0, SetRole("p1", "decode", "")) == []
+        assert run.nodes["p1"].draining
+        run.at(3.0, NodeUp("d1", "decode"))
+        assert [node.name for node in run.control.view.decode()] == ["d0", "d1"]
+
+    def test_one_that_dies_while_it_reloads_frees_the_way_and_is_on_record(self) -> None:
+        run = self.converting()
+        run.look(2.0)
+        run.at(30.0, NodeLost("d1", "killed"))
+        assert not run.control.busy
+        assert run.changes("node") == [Change(30.0, "node", "d1", "reloading", "lost", "killed")]
+
+    def test_one_that_begins_anew_while_it_drains_is_in_its_old_role_again(self) -> None:
+        run = self.converting()
+        run.at(1.5, NodeUp("d1", "decode"))
+        assert run.look(2.0) == []
+        assert [node.name for node in run.control.view.decode()] == ["d0", "d1"]
+
+    def test_one_that_falls_silent_while_it_drains_still_does(self) -> None:
+        run = Run(P1_D1, P0_D0)
+        run.arrive()
+        run.look(1.0, SetRole("d1", "prefill", ""))
+        run.tell(10.0, "f0", "p0", "p1", "d0")
+        out = run.look(10.0)
+        assert cancels(out) == [("p1", 1), ("d1", 1)]
+        assert ("d1", Convert("prefill", 60.0)) in out
+
+    def test_what_it_told_of_its_former_role_is_not_counted_again(self) -> None:
+        """A converted process keeps its epoch, and its counters."""
+        run = Run(telemetry_s=1e9)
+        run.at(1.0, telemetry("d1", 1.0, {"f0": 5000}))
+        run.look(1.0, SetRole("d1", "prefill", ""))
+        run.look(2.0)
+        run.at(62.0, NodeUp("d1", "prefill"))
+        run.at(63.0, telemetry("d1", 63.0, {"f0": 7000}))  # a fetch has landed since
+        run.look(64.0, SetRole("d1", "decode", ""))
+        run.look(65.0)
+        run.at(125.0, NodeUp("d1", "decode"))
+        run.at(126.0, telemetry("d1", 126.0, {"f0": 7100}))
+        assert run.control.view.egress_bytes == 5100
+
+    def test_what_it_cached_is_forgotten(self) -> None:
+        run = Run(P0_D0, block_tokens=512, telemetry_s=1e9)
+        run.at(0.5, CacheChanged("p1", (11, 12), ()))
+        run.look(1.0, SetRole("p1", "decode", ""))
+        run.look(2.0)
+        run.at(3.0, CacheChanged("p1", (13,), ()))
+        run.at(4.0, Arrive("a", 1600, 8, (11, 12, 13), 512))
+        assert run.policy.asked[-1].hits == {}
+
+
+class TestLimits:
+    """What may wait, and how long."""
+
+    def test_more_than_may_wait_are_turned_away(self) -> None:
+        run = Run(waiting_requests=2)
+        for name in "abc":
+            run.arrive(name=name)
+        failure = run.the_failure()
+        assert (failure.record.request_id, failure.http_status, failure.record.error) == ("c", 429, "overloaded")
+        assert failure.retry_after_s is not None
+        assert run.control.waiting == 2
+
+    def test_a_request_that_has_its_first_token_does_not_wait(self) -> None:
+        run = Run(waiting_requests=1)
+        run.arrive()
+        run.to_stage("admitted")
+        assert orders(run.arrive(8.0, "b")) == [("p0", 1, "d0")]
+
+    def test_one_that_is_tried_again_waits_once(self) -> None:
+        run = Run(waiting_requests=2)
+        run.arrive()
+        run.at(1.0, AttemptFailed("a", 1, "refused"))
+        assert run.control.waiting == 1
+
+    @pytest.mark.parametrize("stage", ["queued", "prefilled"])
+    def test_without_a_first_token_in_time_a_request_ends(self, stage: str) -> None:
+        run = Run(deadline_s=30.0, tick_s=100.0)
+        run.arrive(5.0)
+        run.to_stage(stage)
+        assert run.control.next_s() == 35.0
+        out = run.at(35.0, Tick())
+        assert cancels(out) == [("p0", 1), ("d0", 1)]
+        failure = run.the_failure()
+        assert (failure.http_status, failure.record.error) == (504, "deadline")
+        assert failure.record.error_message == "no first token within 30 s"
+        run.assert_idle()
+        assert run.control.waiting == 0
+
+    def test_a_deadline_is_from_the_arrival_and_not_from_the_last_try(self) -> None:
+        run = Run(deadline_s=30.0, tick_s=100.0)
+        run.arrive(5.0)
+        run.at(30.0, AttemptFailed("a", 1, "refused"))
+        run.at(35.0, Tick())
+        assert run.the_failure().record.error == "deadline"
+
+    def test_an_answer_under_way_has_no_deadline(self) -> None:
+        run = Run(deadline_s=30.0, tick_s=100.0)
+        run.arrive(5.0)
+        run.to_stage("admitted")
+        assert run.at(35.0, Tick()) == []
+
+    def test_a_deadline_is_of_its_own_request_and_not_of_a_later_one_of_that_name(self) -> None:
+        run = Run(deadline_s=30.0, tick_s=100.0)
+        run.arrive(5.0)
+        run.to_stage("finished")
+        run.arrive(20.0)
+        assert run.at(35.0, Tick()) == []
+        assert "a" in run.control.live
+
+    def test_a_look_that_is_only_for_a_deadline_does_not_ask_the_policy(self) -> None:
+        run = Run(deadline_s=30.0, tick_s=100.0)
+        run.arrive(5.0)
+        run.look(35.0, Note("threshold", 1.0, 2.0, ""))
+        assert run.changes("threshold") == []
+        assert run.control.next_s() == 100.0
 
 
 class Life(RuleBasedStateMachine):
