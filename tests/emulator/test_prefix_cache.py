@@ -205,6 +205,12 @@ class TestTheRequester:
         ]
         assert pool_of(machine).transfer_blocks == 10
 
+    def test_what_is_evicted_for_the_bytes_is_told(self) -> None:
+        machine = self.at_stage("asked", blocks=12)
+        pool_of(machine).install((101, 102), 2)
+        out = machine.handle(0.1, FetchOffer("a", 1, "h", PREFIX_BYTES, 8))
+        assert only(out, CacheChanged) == [CacheChanged("p", (), (102,))]
+
     def test_lands_and_starts_with_what_has_landed(self) -> None:
         machine = self.at_stage("granted")
         assert machine.handle(0.5, Landed(70)) == [
