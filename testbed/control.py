@@ -704,7 +704,7 @@ class Control:
         told = [node.told_s for node in decoders]
         if not told or min(told) <= self._accounted_s:
             return  # until every decode node has given a new account
-        fresh_s = self._accounted_s - self.rules.telemetry_s
+        fresh_s = self._accounted_s - self.rules.telemetry_s / 2  # later than the sums before, but for their phases
         self._accounted_s = max(told)
         unsent = retransmits = 0
         rtt_s = 0.0

@@ -163,6 +163,7 @@ class LinkEstimate:
         self._landed = 0.0
         self._faster = 0
         self._full = 0  # accounts in a row between which the link was never idle
+        self._stood = False  # nothing landed before the last account
 
     @property
     def utilisation(self) -> float:
@@ -182,7 +183,8 @@ class LinkEstimate:
         self.egress.add(now_s, rate_bps)
         self._full = self._full + 1 if before > 0 and unsent_bytes > 0 and before >= gained else 0
         self.backlogged = self._full >= 2  # one account alone may put together what was not at the same time
-        if self.backlogged:
+        stood, self._stood = self._stood, gained <= 0
+        if self.backlogged and (gained > 0 or stood):  # nothing at all, once, may be an outage: the senders say more
             self._faster = 0
             self._learn(now_s, rate_bps)
         elif rate_bps > self.bps * (1 + self.NEAR):
@@ -193,6 +195,7 @@ class LinkEstimate:
     def rebase(self, now_s: float, landed_bytes: float, unsent_bytes: float) -> None:
         """As `account`, when others tell than before: what the sum gained since then says nothing of the link."""
         self._at_s, self._landed, self.unsent_bytes = now_s, landed_bytes, unsent_bytes
+        self._full, self._stood = 0, False
 
     def transfer(self, prefill_end_s: float, landed_s: float, kv_bytes: int) -> None:
         """A transfer from the remote site has landed."""
