@@ -66,9 +66,14 @@ class _Port:
         self.begin(role, machine)
 
     def begin(self, role: Role, machine: AnyInstance) -> None:
-        """Another machine takes its place."""
+        """A machine takes its place."""
         self.role, self.machine, self.armed_s = role, machine, None
         self.handle, self.next_s = machine.handle, machine.next_s
+
+    def convert(self, role: Role, machine: AnyInstance) -> None:
+        """A machine of another role takes its place: what is still said to the former one is not for it."""
+        self.begin(role, machine)
+        self.handle = lambda now_s, message: machine.handle(now_s, message) if machine.accepts(message) else []
 
 
 class _Pipe:
@@ -203,7 +208,7 @@ class World:
                         elif held is not None and ports[whom].site == PRFAAS:
                             held.append((whom, command))
                         elif type(command) is Convert:
-                            self._push(now_s + command.reload_s, JOIN, (ports[whom], command.role))
+                            self._convert(ports[whom], command)
                         else:
                             later((whom, command))
                     continue
@@ -246,6 +251,14 @@ class World:
             self._tell_control(TICK)
             self._push(self.control.next_s(), LOOK, None)
         return True
+
+    def _convert(self, port: _Port, order: Convert) -> None:
+        """As a worker does: the machine of the new role is there at once, and says so when it has reloaded."""
+        role: Role = "prefill" if order.role == "prefill" else "decode"
+        if port.machine.accepts(order):
+            self._due.extend(port.machine.handle(self.now_s, order))  # who waits for a prefix of it is told
+        port.convert(role, self._machine(port.name, port.index, port.site, role))
+        self._push(self.now_s + order.reload_s, JOIN, port)
 
     def _machine(self, name: str, index: int, site: Site, role: Role) -> AnyInstance:
         scenario, profile = self._scenario, self._profiles[site]
@@ -314,7 +327,7 @@ class World:
             elif self._held is not None and self._ports[destination].site == PRFAAS:
                 self._held.append((destination, command))
             elif type(command) is Convert:
-                self._push(self.now_s + command.reload_s, JOIN, (self._ports[destination], command.role))
+                self._convert(self._ports[destination], command)
             else:
                 self._due.append((destination, command))
 
