@@ -241,9 +241,7 @@ class World:
         if kind == LINK_STEP:
             self._step_link(now_s, what)
         elif kind == JOIN:
-            port, role = what
-            port.begin(role, self._machine(port.name, port.index, port.site, role))
-            self._due.append((CONTROL, NodeUp(port.name, role)))
+            self._due.append((CONTROL, NodeUp(what.name, what.role)))
         elif kind == TELL:
             self._tell_all()
             self._push(now_s + self._scenario.telemetry_s, TELL, None)
