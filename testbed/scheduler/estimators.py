@@ -175,7 +175,7 @@ class LinkEstimate:
         """All that has landed by now, cumulative, and what waits at the senders: the sums of the nodes' latest
         words."""
         before, elapsed_s = self.unsent_bytes, now_s - self._at_s
-        gained = landed_bytes - self._landed
+        gained = max(0.0, landed_bytes - self._landed)
         self._at_s, self._landed, self.unsent_bytes = now_s, landed_bytes, unsent_bytes
         if not 0 < elapsed_s < math.inf:
             return

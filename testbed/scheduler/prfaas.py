@@ -75,12 +75,12 @@ class Prfaas:
         self._p = {**DEFAULTS, **setup.parameters}
         self._setup = setup
         self._lengths, self._sample = setup.lengths, math.inf  # of how many requests; the operator's word is exact
-        self._cost = {site: CostTable(hardware, setup.lengths.high) for site, hardware in setup.hardware.items()}
-        self._ceiling = self._p["ceiling_tokens"] or setup.lengths.high
+        self._reach(setup.lengths.high)
         self.threshold_tokens = self._bounded(solve_threshold(setup))
         self.regime = ABUNDANT
         self._blind = bool(self._p["cache_blind"])
         self._fleet_version: int | None = None
+        self._fleet_s = 0.0  # when it last changed
         self._remote = setup.n_prfaas  # nodes the present t reckons with
         self._solved_bps = setup.link_nominal_bps
         self._changed_s = -self._p["dwell_s"]
@@ -93,8 +93,16 @@ class Prfaas:
         self._searched: tuple[Any, Any, Any, list[model.OperatingPoint]] | None = None  # what for, and what was found
         self._leaning = 0  # which way the last look at the split pointed
 
+    def _reach(self, longest_tokens: float) -> None:
+        """Requests are up to this long."""
+        self._longest = longest_tokens
+        self._cost = {site: CostTable(hardware, longest_tokens) for site, hardware in self._setup.hardware.items()}
+        self._ceiling = self._p["ceiling_tokens"] or longest_tokens
+
     def route(self, request: RequestView, view: SystemView) -> Decision | Reject:
         t = self.threshold_tokens if self._ramp_s is None else self._ramped(view.now_s)
+        if request.attempt > 1 and view.prefill(PD):  # nothing of it depends on the other site, or the link, again
+            return send(view, PD, "tried before", t, self.regime)
         if request.hits and not self._blind:
             return self._route_cached(request, view, t)
         if request.input_tokens > t:
@@ -191,6 +199,7 @@ class Prfaas:
         if view.fleet_version != self._fleet_version:
             first = self._fleet_version is None
             self._fleet_version = view.fleet_version
+            self._fleet_s = now_s
             remote = len(view.prefill(PRFAAS))
             if remote and not self._remote:
                 self._ramp_s = now_s
@@ -221,7 +230,8 @@ class Prfaas:
 
     def _surging(self, view: SystemView) -> bool:
         for series in view.observed.queue_s.values():
-            if (series.latest or 0.0) > self._p["surge_s"] and series.slope > 0:
+            known = series.age_s(view.now_s) <= self._p["dwell_s"]  # a site that is gone surges no more
+            if known and (series.latest or 0.0) > self._p["surge_s"] and series.slope > 0:
                 return True
         return False
 
@@ -235,6 +245,8 @@ class Prfaas:
         if not differ(lengths, self._lengths, view.observed.lengths.held, self._sample):
             return False
         self._lengths, self._sample = lengths, view.observed.lengths.held
+        if lengths.high > self._longest:
+            self._reach(lengths.high)
         return True
 
     def _take(self, view: SystemView, actions: list[Action], trigger: str, *, at_once: bool = False) -> None:
@@ -314,11 +326,16 @@ class Prfaas:
         return points
 
     def _settled(self, view: SystemView) -> bool:
-        """Whether this is a time to judge the split by: nobody silent, lost or on its way, the link as it usually
-        is."""
+        """Whether this is a time to judge the split by: nobody silent or on its way, a node that was lost given up,
+        its site not, the link as it usually is."""
         link = view.observed.link
         if link.backlogged or view.now_s - self._calm_s < self._p["plan_s"] / 2:
             return False
         if link.bps < 0.9 * link.nominal_bps and view.now_s - self._nominal_s < self._p["patience_s"]:
             return False
-        return all(node.alive and not node.draining and not node.silent for node in view.nodes.values())
+        nodes = view.nodes.values()
+        if any(node.draining or (node.alive and node.silent) for node in nodes):
+            return False
+        if self._setup.n_prfaas and not view.prefill(PRFAAS):
+            return False
+        return all(n.alive for n in nodes) or view.now_s - self._fleet_s >= self._p["patience_s"]
