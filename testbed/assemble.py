@@ -19,14 +19,20 @@ from testbed.lengths import hardware, lengths_of, mean_output_tokens
 from testbed.phases import Segment, is_whole
 from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scenario_workload import LogNormal, Workload
-from testbed.scheduler.api import Role, Setup, Site
+from testbed.scheduler.api import Future, Role, Setup, Site
 from testbed.scheduler.model import LengthDistribution, ModelError
 from traces.load import Trace, load
 from traces.sessions import Sessions
 from traces.synthetic import DiscreteLengths, LogNormalLengths, NoArrivalError, Synthetic
 from traces.tools import concat, rate_rps, slice_time, take_load, with_arrivals
 
-KINDS: dict[str, plan.Kind] = {"prfaas": "prfaas", "static": "static", "naive": "naive", "homogeneous": "homogeneous"}
+KINDS: dict[str, plan.Kind] = {
+    "prfaas": "prfaas",
+    "static": "static",
+    "naive": "naive",
+    "homogeneous": "homogeneous",
+    "oracle": "prfaas",  # the optimum is the optimum, whoever knows it
+}
 
 SESSIONS_SAMPLE = 20_000
 """Turns whose prompts stand for the distribution of a workload of conversations."""
@@ -58,9 +64,13 @@ def max_input_tokens(scenario: Scenario, deployment: Deployment) -> int:
 
 
 def policy_setup(
-    scenario: Scenario, deployment: Deployment, lengths: LengthDistribution, parameters: dict[str, float]
+    scenario: Scenario,
+    deployment: Deployment,
+    lengths: LengthDistribution,
+    parameters: dict[str, float],
+    future: Future | None = None,
 ) -> Setup:
-    """What the deployment's policy is told when a load begins."""
+    """What the deployment's policy is told when a load begins. future: for an oracle, None for everybody else."""
     by_site = profiles(scenario, deployment)
     return Setup(
         link_nominal_bps=scenario.link.rate_bps,
@@ -75,6 +85,7 @@ def policy_setup(
         pieces=scenario.pieces(deployment, "prfaas") if deployment.fleet.n_prfaas else 1,
         tick_s=scenario.scheduler.tick_s,
         reload_s=scenario.reload_s,
+        future=future,
     )
 
 

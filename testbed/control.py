@@ -87,9 +87,10 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """Another policy is in charge from now on: `Control.policy` has been replaced. For the record."""
+    """Another policy is in charge from now on, by `Control.set_policy`. For the record, and for a replay."""
 
     name: str
+    parameters: dict[str, float] = {}
 
 
 Event = (
@@ -280,7 +281,7 @@ class Control:
         self.view = SystemView(nodes, link_nominal_bps, self.observed)
         self.rules = rules
         self.live: dict[str, Record] = {}
-        self.policy = policy
+        self.policy = self._before = policy
         self.policy_errors: dict[str, int] = {}
         self.changes: list[Change] = []
         self.waiting = 0  # live requests without a first token
@@ -330,6 +331,14 @@ class Control:
         out: list[Command] = []
         self._handlers[type(event)](now_s, event, out)
         return out
+
+    def set_policy(self, policy: Policy) -> None:
+        """Put another policy, started already, in charge of what is still to be decided; a `PolicySet` is to follow.
+
+        What was observed stays.
+        """
+        self._before = self.policy
+        self.policy = policy
 
     def is_current(self, request_id: str, attempt: int) -> bool:
         """Whether the attempt is the request's present one: tokens of any other are not for its client."""
@@ -765,7 +774,10 @@ class Control:
         out.append((name, Convert(conversion.role, self.rules.reload_s)))
 
     def _on_policy_set(self, now_s: float, event: PolicySet, out: list[Command]) -> None:
-        self._note("policy", "", "", event.name, "asked for")
+        self._note("policy", "", type(self._before).__name__, event.name, "asked for")
+        was, now = (getattr(policy, "threshold_tokens", None) for policy in (self._before, self.policy))
+        if isinstance(was, Real) and isinstance(now, Real) and was != now:
+            self._note("threshold", "", float(was), float(now), f"policy {event.name}")
 
     def _note(self, kind: str, node: str, before: float | str, after: float | str, trigger: str) -> None:
         self.changes.append(Change(self.view.now_s, kind, node, before, after, trigger))

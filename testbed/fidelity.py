@@ -51,6 +51,7 @@ def compare(virtual: dict[str, Any], wire: dict[str, Any]) -> dict[str, Any]:
         "scenario": wire["scenario"],
         "deployment": wire["deployment"],
         "policy": wire["policy"],
+        "knows_future": wire["knows_future"],
         "load_fraction": closed["load_fraction"],
         "verdict": {"wire": wire["verdict"], "virtual": virtual["verdict"]},
         "figures": figures,

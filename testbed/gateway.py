@@ -30,25 +30,20 @@ from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Lateness
 from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
 from emulator.profile import ProfileError
-from testbed.assemble import (
-    control_rules,
-    cost_functions,
-    lengths_from_json,
-    lengths_of_workload,
-    max_input_tokens,
-    policy_setup,
-)
+from testbed.assemble import control_rules, cost_functions, lengths_of_workload, lengths_to_json, max_input_tokens
+from testbed.bodies import lead_of, parameters_of, policy_of
 from testbed.control import Completed, Control, Failed, NodeSpec
 from testbed.json_http import JSON, MAX_BODY_BYTES, check_finite, errors_as_answers, json_object, json_response
 from testbed.launch.state import TestbedError
 from testbed.metrics import Metrics
 from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
-from testbed.policies import load_policy
+from testbed.policies import load_policy, wants_future
 from testbed.scenario import Scenario, ScenarioError
 from testbed.scheduler.api import Policy, Role
 from testbed.scheduler.baselines import Homogeneous
 from testbed.scheduler.model import ModelError
 from testbed.session import BoundedCall, Session, Stream
+from testbed.told import KnownFuture, Told
 from traces.request import TraceError
 
 log = logging.getLogger("gateway")
@@ -103,7 +98,9 @@ class Gateway:
         self._ask = BoundedCall(POLICY_LIMIT_S)
         self._fleet = [NodeSpec(n.name, n.site, n.role, n.slots) for n in config.nodes]  # type: ignore[arg-type]
         self._cost = cost_functions(self.scenario, self.deployment)
-        self._lengths = lengths_of_workload(self.scenario.workload, self.limits.max_input_tokens)
+        lengths = lengths_of_workload(self.scenario.workload, self.limits.max_input_tokens)
+        self._lengths = lengths_to_json(lengths)
+        self._still = KnownFuture.still(self.scenario, lengths).to_json()  # what an oracle is told between loads
         self._open = asyncio.Event()  # a session is there to take requests
         self._turn = asyncio.Lock()  # one session change at a time
         self._epoch = 0
@@ -154,9 +151,7 @@ class Gateway:
             self.lag.add(max(0.0, loop.time() - due))
 
     # sessions
-    async def begin(
-        self, session_id: str, policy: Policy, lengths_json: Any, parameters: dict[str, float], lead_s: float
-    ) -> Session:
+    async def begin(self, session_id: str, policy: Policy, told: Told, lead_s: float) -> Session:
         """A new session, t = 0 `lead_s` wall seconds from now.
 
         Raises ApiError when requests are under way or the policy refuses.
@@ -164,7 +159,7 @@ class Gateway:
         self._refuse_when_busy()
         async with self._turn:
             self._refuse_when_busy()
-            return await self._begin(session_id, policy, lengths_json, parameters, lead_s)
+            return await self._begin(session_id, policy, told, lead_s)
 
     async def end(self, session: Session) -> dict[str, Any]:
         """The totals of a load, once its last request and its workers' last account of themselves are in."""
@@ -178,6 +173,7 @@ class Gateway:
                 await asyncio.sleep(1.5 * self.scenario.telemetry_s / session.clock.scale)
                 totals = self._totals(session)
                 await self._begin_adhoc()
+                totals["changes"] = session.changes()  # those of all that is in its log
             finally:
                 self._open.set()
             return totals
@@ -186,18 +182,31 @@ class Gateway:
         if self.session is not None and (live := len(self.session.control.live)):
             raise ApiError(409, f"{live} requests are under way; wait until they end", code="busy")
 
-    async def _begin(
-        self, session_id: str, policy: Policy, lengths_json: Any, parameters: dict[str, float], lead_s: float
-    ) -> Session:
-        scenario, deployment = self.scenario, self.deployment
+    def _own_parameters(self, policy: str) -> dict[str, float]:
+        """What the scenario says to a policy, be it its own or one that takes its place."""
+        return self.scenario.only(self.deployment.name, policy).deployments[0].policy.told
+
+    def _start_policy(self, policy: Policy, told: Told) -> None:
+        """Start a policy, within the time it has. Raises ApiError where that fails."""
         try:
-            lengths = self._lengths if lengths_json is None else lengths_from_json(lengths_json)
+            setup = told.setup(self.scenario, self.deployment, policy)
         except ModelError as error:
-            raise ApiError(400, str(error), "lengths") from None
+            raise ApiError(400, str(error), "future" if str(error).startswith("future") else "lengths") from None
+        if setup.future is None and wants_future(policy):
+            raise ApiError(
+                400,
+                f"policy {told.policy!r} has to be told the future when a load begins, and this one was begun without; "
+                f"prfaas load --policy {told.policy}",
+                "policy",
+            )
         try:
-            self._ask.start(policy, policy_setup(scenario, deployment, lengths, parameters), POLICY_START_LIMIT_S)
+            self._ask.start(policy, setup, POLICY_START_LIMIT_S)
         except Exception as error:
             raise ApiError(400, f"the policy cannot start: {type(error).__name__}: {error}", "policy") from error
+
+    async def _begin(self, session_id: str, policy: Policy, told: Told, lead_s: float) -> Session:
+        scenario, deployment = self.scenario, self.deployment
+        self._start_policy(policy, told)
         self._open.clear()
         self._epoch += 1
         self._all_ready.clear()
@@ -221,7 +230,7 @@ class Gateway:
         )
         folder = Path(self.config.loads_dir) / session_id
         clock = Clock(self._t0_ns, scenario.scale.time_scale)
-        session = Session(session_id, clock, control, self._send, folder, before=self.session)
+        session = Session(session_id, clock, control, told, self._send, folder, before=self.session)
         session.on_end = self.metrics.ended
         self.session = session
         self.lag = Lateness()
@@ -233,8 +242,9 @@ class Gateway:
 
     async def _begin_adhoc(self) -> None:
         self._adhoc += 1
-        policy = load_policy(self.deployment.policy.name)
-        await self._begin(f"adhoc-{self._adhoc}", policy, None, self.deployment.policy.told, 0.0)
+        spec = self.deployment.policy
+        told = Told(spec.name, spec.told, self._lengths, self._still)
+        await self._begin(f"adhoc-{self._adhoc}", load_policy(spec.name), told, 0.0)
 
     # workers
     def _send(self, node: str, message: AnyMessage) -> bool:
@@ -279,6 +289,7 @@ class Gateway:
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
                 web.get("/prfaas/status", self._status),
+                web.post("/prfaas/policy", self._set_policy),
                 web.post("/prfaas/loads", self._begin_load),
                 web.get("/prfaas/loads/{id}", self._load),
                 web.post("/prfaas/loads/{id}/end", self._end_load),
@@ -415,27 +426,15 @@ class Gateway:
         return {**session.totals(), "gateway_late_p99_s": self.lag.p99_s(), "gateway_late_max_s": self.lag.max_s}
 
     async def _begin_load(self, request: web.Request) -> web.Response:
-        body = await json_object(request, {"lead_s", "lengths", "policy", "parameters", "rate_rps"})
-        lead_s = body.get("lead_s", 1.0)
-        if isinstance(lead_s, bool) or not isinstance(lead_s, int | float) or not 0 <= lead_s <= 60:
-            raise ApiError(400, f"lead_s = {lead_s!r}: must be 0 to 60 wall seconds", "lead_s")
+        body = await json_object(request, {"lead_s", "lengths", "policy", "parameters", "rate_rps", "future"})
+        lead_s = lead_of(body)
         check_finite(body.get("rate_rps"), "rate_rps")
-        name = body.get("policy")
-        if name is not None and not isinstance(name, str):
-            raise ApiError(400, f"policy = {name!r}: must be a policy's name, or package.module:Class", "policy")
-        try:
-            policy = load_policy(name or self.deployment.policy.name)
-        except ScenarioError as error:
-            raise ApiError(400, str(error), "policy") from None
-        parameters = self.deployment.policy.told
-        given = body.get("parameters") or {}
-        if not isinstance(given, dict):
-            raise ApiError(400, f"parameters = {given!r}: must be an object of numbers", "parameters")
-        for key, value in given.items():
-            check_finite(value, f"parameters.{key}")
-            parameters[key] = float(value)
+        name, policy = policy_of(body, self.deployment.policy.name)
+        parameters = {**self._own_parameters(name), **parameters_of(body)}
+        lengths = self._lengths if body.get("lengths") is None else body["lengths"]
+        told = Told(name, parameters, lengths, body.get("future"))
         load_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:6]
-        begun = self.begin(load_id, policy, body.get("lengths"), parameters, lead_s)
+        begun = self.begin(load_id, policy, told, lead_s)
         session = await _to_the_end(begun)
         return json_response(
             {
@@ -446,7 +445,24 @@ class Gateway:
                 "model": self.limits.model,
                 "rows": str(session.rows_path),
                 "events": str(session.events_path),
+                "setup": str(session.setup_path),
             }
+        )
+
+    async def _set_policy(self, request: web.Request) -> web.Response:
+        """Another policy for the present session; what was observed stays."""
+        body = await json_object(request, {"policy", "parameters"})
+        if body.get("policy") is None:
+            raise ApiError(400, "policy: say which, by name or as package.module:Class", "policy")
+        name, policy = policy_of(body, "")
+        parameters = {**self._own_parameters(name), **parameters_of(body)}
+        await self._open.wait()
+        session = self.session
+        assert session is not None
+        self._start_policy(policy, msgspec.structs.replace(session.told, policy=name, parameters=parameters))
+        session.set_policy(policy, name, parameters)
+        return json_response(
+            {"policy": name, "session": session.id, "threshold_tokens": session.totals()["threshold_tokens"]}
         )
 
     def _the_load(self, request: web.Request) -> Session:

@@ -31,11 +31,13 @@ from testbed.closed_form import closed_form
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.linksteps import LinkSteps
+from testbed.policies import load_policy, wants_future
 from testbed.report.provenance import provenance
 from testbed.report.summary import EXIT_CODES, LinkFigures, Meter, summarise
 from testbed.report.tables import request_table, timeline_table
 from testbed.report.write import write_results
-from testbed.scenario import Scenario
+from testbed.scenario import Scenario, ScenarioError
+from testbed.told import SETUP_FILE, KnownFuture
 from traces.client_rows import INCONCLUSIVE, lateness_p99_s, read_rows
 from traces.load import Trace, save
 
@@ -142,6 +144,9 @@ def run_load(
         "policy": policy,
         "rate_rps": rate_rps,
     }
+    knows_future = _knows_future(policy or deployment.policy.name)
+    if knows_future:
+        body["future"] = KnownFuture.of(scenario, deployment, trace).to_json()
     with tempfile.TemporaryDirectory(prefix="prfaas-load-") as folder:
         work = Path(folder)
         save(trace, work / "trace.jsonl")
@@ -170,6 +175,7 @@ def run_load(
             (work / "client.csv", "client.csv"),
             (Path(load["rows"]), "gateway.csv"),
             (Path(load["events"]), "events.jsonl"),
+            (Path(load["setup"]), SETUP_FILE),
             (work / "locust.log", "locust.log"),
         ):
             shutil.copy(source, out / name)
@@ -214,6 +220,7 @@ def run_load(
         "scenario": scenario.name,
         "deployment": deployment.name,
         "policy": policy or deployment.policy.name,
+        "knows_future": knows_future,
         "clock": "wire",
         "seed": scenario.seed,
         "load_id": load["id"],
@@ -221,6 +228,15 @@ def run_load(
     }
     write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state))
     return Outcome(out, summary, INCONCLUSIVE if replay.interrupted else EXIT_CODES[summary["verdict"]["status"]])
+
+
+def _knows_future(policy: str) -> bool:
+    """Whether it has to be told what is to come. Of one that cannot be made here, the gateway has the last word."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # whatever a policy prints
+            return wants_future(load_policy(policy))
+    except ScenarioError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

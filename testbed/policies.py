@@ -8,9 +8,19 @@ from typing import Final
 from testbed.scenario_data import ScenarioError, did_you_mean
 from testbed.scheduler.api import Policy, Setup
 from testbed.scheduler.baselines import Homogeneous, Naive, Static
+from testbed.scheduler.oracle import Oracle
 from testbed.scheduler.prfaas import Prfaas
 
-SHIPPED: Final[dict[str, type]] = {"prfaas": Prfaas, "static": Static, "naive": Naive, "homogeneous": Homogeneous}
+SHIPPED: Final[dict[str, type]] = {
+    "prfaas": Prfaas,
+    "static": Static,
+    "naive": Naive,
+    "homogeneous": Homogeneous,
+    "oracle": Oracle,
+}
+
+CAVEAT: Final = "knows what no scheduler can"
+"""What has to be said wherever results of a policy are shown that is told the future."""
 
 
 def unknown(name: str) -> str | None:
@@ -51,6 +61,11 @@ def load_policy(name: str) -> Policy:
         )
     policy: Policy = made
     return policy
+
+
+def wants_future(policy: Policy) -> bool:
+    """Whether the policy is to be told what is to come; it is then no scheduler, but an upper bound for one."""
+    return bool(getattr(policy, "wants_future", False))
 
 
 def start_policy(policy: Policy, name: str, setup: Setup) -> None:

@@ -66,7 +66,8 @@ class Fleet(Part):
 
 
 class PolicySpec(Part):
-    """A policy by name (prfaas, static, naive, homogeneous) or `package.module:Class`, and its parameters by name."""
+    """A policy by name (prfaas, static, naive, homogeneous, oracle) or `package.module:Class`, and its parameters by
+    name."""
 
     name: str
     threshold_tokens: Positive | None = None
@@ -100,7 +101,7 @@ class PolicySpec(Part):
         return self
 
 
-WITHOUT_PARAMETERS: Final = ("static", "naive", "homogeneous")
+WITHOUT_PARAMETERS: Final = ("static", "naive", "homogeneous", "oracle")
 """The shipped policies that have no free parameters."""
 
 

@@ -18,9 +18,10 @@ import pandas as pd
 
 from testbed.assemble import at_fixed_rates, capacity_rps, lengths_of_workload, max_input_tokens, policy_setup
 from testbed.points import Point
-from testbed.policies import load_policy, start_policy
+from testbed.policies import load_policy, start_policy, wants_future
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate, write
+from testbed.told import KnownFuture
 
 
 def policy_names(text: str) -> list[str]:
@@ -47,8 +48,9 @@ def arms(scenario: Scenario, names: Sequence[str]) -> list[Scenario]:
         policy = load_policy(deployment.policy.name)
         lengths = lengths_of_workload(arm.workload, max_input_tokens(arm, deployment))
         capacity_rps(arm, deployment, lengths)
-        parameters = deployment.policy.told
-        start_policy(policy, deployment.policy.name, policy_setup(arm, deployment, lengths, parameters))
+        future = KnownFuture.still(arm, lengths).told() if wants_future(policy) else None
+        setup = policy_setup(arm, deployment, lengths, deployment.policy.told, future)
+        start_policy(policy, deployment.policy.name, setup)
     return made
 
 

@@ -31,6 +31,7 @@ from testbed.control import (
     Failed,
     NodeLost,
     NodeUp,
+    PolicySet,
     Record,
     Tick,
     tick_policy,
@@ -38,6 +39,7 @@ from testbed.control import (
 from testbed.openai_api import Ask
 from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
 from testbed.scheduler.api import Action, Decision, Policy, Reject, RequestView, Role, Setup, SystemView
+from testbed.told import Told
 
 FLUSH_S: Final = 0.5  # wall seconds between writes of rows and events
 INSIST_S: Final = 0.0002  # wall seconds between rings: a policy that catches all is hit outside its `try` in the end
@@ -111,10 +113,12 @@ class Stream:
 
 
 class Session:
-    """The live edge of one Control. send(node, message): to a worker's control connection.
+    """The live edge of one Control. send(node, message): to a worker's control connection. told: what its policy was
+    told.
 
-    folder: gets `gateway.csv` (one row a request) and `events.jsonl` (every event control saw, in order).
-    before: the session before this one, from whose end on the kernel's own counters count.
+    folder: gets `gateway.csv` (one row a request), `events.jsonl` (every event control saw, in order) and `setup.json`
+    (`told`): what a replay takes. before: the session before this one, from whose end on the kernel's own counters
+    count.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Session:
         session_id: str,
         clock: Clock,
         control: Control,
+        told: Told,
         send: Callable[[str, AnyMessage], bool],
         folder: Path,
         before: Session | None = None,
@@ -129,6 +134,7 @@ class Session:
         self.id = session_id
         self.clock = clock
         self.control = control
+        self.told = told
         self.counts: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.telemetry: dict[str, Telemetry] = {}
@@ -140,6 +146,7 @@ class Session:
         self._streams: dict[str, Stream] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self.rows_path, self.events_path = folder / "gateway.csv", folder / "events.jsonl"
+        self.setup_path = told.save(folder)
         self._rows = io.StringIO(newline="")
         self._csv = csv.writer(self._rows, lineterminator="\n")
         self._csv.writerow(GATEWAY_COLUMNS)
@@ -176,6 +183,11 @@ class Session:
 
     def node_lost(self, node: str, reason: str) -> None:
         self._handle(NodeLost(node, reason))
+
+    def set_policy(self, policy: Policy, name: str, parameters: dict[str, float]) -> None:
+        """Put another policy, started already, in charge of what is still to be decided."""
+        self.control.set_policy(policy)
+        self._handle(PolicySet(name, parameters))
 
     def node_message(self, node: str, message: AnyMessage) -> None:
         """A worker's message: token text goes straight to its client, everything else to control."""
@@ -255,6 +267,10 @@ class Session:
         told = {node: sum(path.retransmits for path in told.paths) for node, told in self.telemetry.items()}
         return {**self._retransmits_before, **told}
 
+    def changes(self) -> list[dict[str, Any]]:
+        """What the scheduler changed so far, in order, as plain data."""
+        return [msgspec.to_builtins(change) for change in self.control.changes]
+
     def totals(self) -> dict[str, Any]:
         """What came of the session so far. Bytes by the site they came from: kv model bytes, wire bytes on the wire."""
         kv: Counter[str] = Counter()
@@ -283,8 +299,9 @@ class Session:
                 max(0, count - self._retransmits_before.get(node, 0)) for node, count in self.retransmits().items()
             ),
             "policy_errors": dict(self.control.policy_errors),
-            "changes": [msgspec.to_builtins(change) for change in self.control.changes],
+            "changes": self.changes(),
             "threshold_tokens": getattr(self.control.policy, "threshold_tokens", None),
             "rows": str(self.rows_path),
             "events": str(self.events_path),
+            "setup": str(self.setup_path),
         }

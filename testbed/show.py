@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from testbed.policies import CAVEAT
 from testbed.report.phase_table import phase_cells
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         f"{_or_dash(summary['offload_fraction'], '{:.1%}')} (closed form {expected['offload_fraction']:.1%}), "
         f"threshold {_or_dash(summary['scheduler']['threshold_tokens'], '{:,.0f}')} tokens"
     )
+    if summary.get("knows_future"):
+        out.print(f"{summary['policy']}: {CAVEAT}", style="yellow", markup=False)
     _show_phases(summary["phases"])
     if summary["clock"] == "wire":
         _show_wire(link, meter)
@@ -213,6 +216,8 @@ def show_fidelity(comparison: dict[str, Any]) -> None:
         table.add_row(name.replace("_bps", ", Gbps"), *cells, _or_dash(row["error"], "{:+.1%}"))
     out.print(table)
     out.print("closed form: unloaded TTFT, no queue and no transfer")
+    if comparison["knows_future"]:
+        out.print(f"{comparison['policy']}: {CAVEAT}", style="yellow", markup=False)
     for clock, verdict in comparison["verdict"].items():
         out.print(f"{clock}: [{STYLE[verdict['status']]}]{verdict['status']}[/]")
         for reason in verdict["reasons"]:
@@ -257,6 +262,8 @@ def show_sweep(result: dict[str, Any]) -> None:
         f"{result['point_requests']:,} requests a point, found to {result['tolerance']:.0%}"
     )
     for one in result["deployments"]:
+        if one["knows_future"]:
+            out.print(f"{one['name']}: {one['policy']} {CAVEAT}", style="yellow", markup=False)
         if one["note"]:
             out.print(f"{one['name']}: {one['note']}", style="yellow")
 

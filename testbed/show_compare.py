@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from testbed.policies import CAVEAT
 from testbed.show import CLOCK, STYLE, out
 
 Form = tuple[float, str]
@@ -65,6 +66,9 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         table.add_row(title, *cells)
     table.add_row("verdict", *(_verdicts(one["verdicts"]) for one in comparison["runs"].values()))
     out.print(table)
+    for name, summary in comparison["policies"].items():
+        if summary.get("knows_future"):
+            out.print(f"{name}: {CAVEAT}", style="yellow", markup=False)
     for name, one in comparison["runs"].items():
         for seed, verdict, reasons in zip(one["seeds"], one["verdicts"], one["reasons"], strict=True):
             if verdict != "valid":

@@ -33,7 +33,7 @@ from testbed.assemble import (
     workload_lengths,
 )
 from testbed.closed_form import closed_form
-from testbed.policies import load_policy, start_policy
+from testbed.policies import load_policy, start_policy, wants_future
 from testbed.report.collect import Collector
 from testbed.report.little import littles_law
 from testbed.report.provenance import provenance
@@ -42,6 +42,7 @@ from testbed.report.tables import timeline_table
 from testbed.report.write import markdown
 from testbed.scenario import Scenario, ScenarioError, override
 from testbed.scenario import load as load_scenario
+from testbed.told import KnownFuture
 from testbed.world import World
 from traces.load import Trace
 
@@ -86,7 +87,8 @@ def simulate(
     lengths = workload_lengths(loaded, trace)
     expected = closed_form(loaded, chosen, trace, rate_rps)
     made = load_policy(chosen.policy.name)
-    start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told))
+    future = KnownFuture.of(loaded, chosen, trace).told() if wants_future(made) else None
+    start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told, future))
     collector = Collector()
     world = World(loaded, chosen, made, trace.requests, collector, steps=link_steps(loaded))
     started = time.perf_counter()
@@ -127,6 +129,7 @@ def simulate(
         "scenario": loaded.name,
         "deployment": chosen.name,
         "policy": chosen.policy.name,
+        "knows_future": future is not None,
         "clock": "virtual",
         "seed": loaded.seed,
         **summary,

@@ -18,6 +18,7 @@ from netem.fluid import TCP_EFFICIENCY
 from testbed import plan
 from testbed.assemble import build_workload, lengths_of_workload, max_input_tokens, mean_output, plan_deployment
 from testbed.points import GROWING, Figures, Point, Runner, code_version, refuse_repeats
+from testbed.policies import load_policy, wants_future
 from testbed.report.intervals import Interval, interval
 from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler import model
@@ -214,6 +215,7 @@ def _of(deployment: Deployment, known: Capacity, slo_ttft_s: float, searches: Se
     return {
         "name": deployment.name,
         "policy": deployment.policy.name,
+        "knows_future": wants_future(load_policy(deployment.policy.name)),
         "bottleneck": known.expectation.bottleneck,
         "lambda_max_rps": {
             "closed": known.closed.lambda_max,

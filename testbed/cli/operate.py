@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +79,7 @@ def load(
     from testbed.scenario import load, override
 
     check_plot(plot)
+    sys.path.insert(0, str(Path.cwd()))
     testbed = running_testbed()
     running = testbed.scenario.deployments[0]
     load_sets = [*(sets or ()), *load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)]

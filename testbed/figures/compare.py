@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed.figures.draw import BEST, DECODE, LOCAL, PALETTE, PRFAAS, panels, save
+from testbed.policies import CAVEAT
 from testbed.report.rows import PARTS
 
 STEPS: Final = 1000
@@ -68,6 +69,8 @@ def _bars(axes: Any, figures: Mapping[str, Any]) -> None:
 
 
 def _label(name: str, comparison: Mapping[str, Any]) -> str:
-    """What failed has no TTFT and is not in the curve, which has to be said."""
+    """What failed has no TTFT and is not in the curve, which has to be said; so has who knows the future."""
     failed = comparison["figures"][name]["failed"]["mean"]
-    return f"{name} ({failed:g} failed a run)" if failed else name
+    said = [CAVEAT] if comparison["policies"][name].get("knows_future") else []
+    said += [f"{failed:g} failed a run"] if failed else []
+    return f"{name} ({', '.join(said)})" if said else name

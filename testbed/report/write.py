@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pandas as pd
 
+from testbed.policies import CAVEAT
 from testbed.report.phase_table import phase_cells
 from testbed.report.rows import PARTS
 from testbed.scenario import Scenario
@@ -42,6 +43,7 @@ def markdown(summary: dict[str, Any]) -> str:
         f"**{verdict['status'].upper()}**"
         + ("" if verdict["reasons"] else ": every request completed, and the measurement can be believed."),
         *(f"- {reason}" for reason in verdict["reasons"]),
+        *([f"- `{summary['policy']}`: {CAVEAT}"] if summary.get("knows_future") else ()),
         "",
         "| | mean | p50 | p90 | p99 |",
         "|---|---|---|---|---|",

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from emulator.profile import load_profile
 from testbed.lengths import hardware
-from testbed.policies import SHIPPED, load_policy
+from testbed.policies import SHIPPED, load_policy, wants_future
 from testbed.scenario import ScenarioError
 from testbed.scheduler import model
-from testbed.scheduler.api import Decision, NodeView, Policy, Reject, RequestView, Setup, SystemView
+from testbed.scheduler.api import Decision, Future, NodeView, Policy, Reject, RequestView, Setup, SystemView
 from testbed.scheduler.rules import least_loaded_decode, least_loaded_prefill, solve_threshold
 
 FLEET = (("f0", "prfaas", "prefill"), ("f1", "prfaas", "prefill"), ("p0", "pd", "prefill"), ("p1", "pd", "prefill"))
@@ -56,7 +56,8 @@ def changed(setup: Setup, **fields: Any) -> Setup:
 
 def started(name: str, setup: Setup, **parameters: float) -> Policy:
     policy = load_policy(name)
-    policy.start(changed(setup, parameters=parameters))
+    still = Future(lambda at_s: setup.link_nominal_bps, lambda at_s: setup.lengths)
+    policy.start(changed(setup, parameters=parameters, future=still if wants_future(policy) else None))
     return policy
 
 
@@ -232,7 +233,7 @@ class TestLoadPolicy:
     @pytest.mark.parametrize(
         ("name", "says"),
         [
-            ("nonsense", "use one of prfaas, static, naive, homogeneous, or your own as package.module:Class"),
+            ("nonsense", "use one of prfaas, static, naive, homogeneous, oracle, or your own as package.module:Class"),
             ("", "use one of prfaas"),
             ("prfas", "did you mean prfaas? use one of"),
             ("homogenous", "did you mean homogeneous?"),

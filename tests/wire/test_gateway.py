@@ -466,7 +466,7 @@ class TestALoad:
     @pytest.mark.parametrize(
         ("field", "value", "part"),
         [
-            ("lead", 1, "known: lead_s, lengths, parameters, policy, rate_rps"),
+            ("lead", 1, "known: future, lead_s, lengths, parameters, policy, rate_rps"),
             ("lead_s", -1, "0 to 60"),
             ("lead_s", True, "0 to 60"),
             ("rate_rps", "fast", "must be a finite number"),
