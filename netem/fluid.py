@@ -457,16 +457,3 @@ class FluidLink:
             return
         if due_s < pair.due_s:
             pair.due_s, pair.event = due_s, event
-
-
-def integral_bits(steps: Iterable[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Bits that a link of the given (time, rate) steps can carry between two times: the bound on what is delivered."""
-    total, rate, at_s = 0.0, 0.0, start_s
-    for step_s, step_bps in steps:
-        if step_s > at_s:
-            total += rate * (min(step_s, end_s) - at_s)
-            at_s = min(step_s, end_s)
-        rate = step_bps
-        if at_s >= end_s:
-            return total
-    return total + rate * (end_s - at_s)

@@ -286,7 +286,7 @@ class Control:
         self.changes: list[Change] = []
         self.waiting = 0  # live requests without a first token
         self._nodes = nodes
-        self._serving: dict[str, Role] = {}  # the live nodes
+        self._serving: dict[str, Role] = {}  # the nodes that take requests
         self._fallback = fallback
         self._ask = ask
         self._tick = tick
@@ -454,6 +454,8 @@ class Control:
                 return f"unknown node: {name}"
             if not node.alive:
                 return f"dead node: {name}"
+            if name not in self._serving:
+                return f"{'draining' if node.draining else 'silent'} node: {name}"
             if node.role != role:
                 return f"wrong role: {name} is a {node.role} node"
         return ""
@@ -589,14 +591,13 @@ class Control:
         node.role = event.role
         node.alive = True
         node.draining = node.silent = False
-        self._serving[event.node] = event.role
         node.told_s = now_s
         node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
         node.rtt_s = 0.0
         counted = self._landed[event.node][1] if joins else 0  # its epoch goes on, and its counters
         self._landed[event.node] = (now_s, counted)
         self._accountants = ()
-        self.view.nodes_changed()
+        self._nodes_changed()
 
     def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
         node = self._nodes[event.node]
@@ -616,9 +617,13 @@ class Control:
 
     def _out_of_service(self, node: NodeView) -> None:
         node.alive = False
-        del self._serving[node.name]
         self._landing_bps.pop(node.name, None)
         self.view.egress_bps = sum(self._landing_bps.values())
+        self._nodes_changed()
+
+    def _nodes_changed(self) -> None:
+        nodes = self._nodes.values()
+        self._serving = {n.name: n.role for n in nodes if n.alive and not n.draining and not n.silent}
         self.view.nodes_changed()
 
     def _retry_at(self, now_s: float, node: NodeView, why: str, out: list[Command], *, lost: bool) -> None:
@@ -646,7 +651,7 @@ class Control:
         node.rtt_s = max([path.rtt_s for path in event.paths], default=0.0)
         if node.silent and event.t_s >= self._oldest_s(now_s):
             node.silent = False
-            self.view.nodes_changed()
+            self._nodes_changed()
             self._note("node", node.name, "silent", "up", "it was heard of again")
         self._count_egress(event)
 
@@ -697,7 +702,7 @@ class Control:
         for node in found:  # all of them, before anything is tried again at one that is silent as well
             node.silent = True
             self._landing_bps.pop(node.name, None)
-            self.view.nodes_changed()
+            self._nodes_changed()
         for node in found:
             why = f"nothing was heard of it for {now_s - node.told_s:.3g} s"
             self._note("node", node.name, "up", "silent", why)
@@ -753,7 +758,7 @@ class Control:
         if len(serving) < 2:
             raise ValueError(f"{action.node} is the last {node.role} node of its site")
         node.draining = True
-        self.view.nodes_changed()
+        self._nodes_changed()
         self._conversion = _Conversion(node.name, action.role)
         self._note("role", node.name, node.role, action.role, action.trigger)
 

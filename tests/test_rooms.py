@@ -27,9 +27,14 @@ PURE = {  # modules that decide, and what else they may import
     "emulator/kvcache.py": {"hashlib", "emulator.messages", "emulator.profile"},
     "emulator/messages.py": {"msgspec"},
     "emulator/prefix_cache.py": {"emulator.kvcache", "emulator.messages", "msgspec"},
+    "netem/courses.py": {"netem.link"},
     "netem/fluid.py": {"netem.link", "netem.schedule"},
     "netem/link.py": {"re"},
-    "netem/schedule.py": {"netem.link"},
+    "netem/schedule.py": {
+        "difflib", "hashlib", "json", "netem.courses", "netem.link", "netem.schedule_files", "netem.token_bucket",
+    },
+    "netem/schedule_files.py": {"netem.courses", "netem.link"},
+    "netem/token_bucket.py": {"netem.courses"},
     "testbed/control.py": {
         "msgspec", "emulator.kvcache", "emulator.messages", "testbed.directory", "testbed.scheduler.api",
         "testbed.scheduler.estimators",

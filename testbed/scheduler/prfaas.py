@@ -230,8 +230,7 @@ class Prfaas:
 
     def _surging(self, view: SystemView) -> bool:
         for series in view.observed.queue_s.values():
-            known = series.age_s(view.now_s) <= self._p["dwell_s"]  # a site that is gone surges no more
-            if known and (series.latest or 0.0) > self._p["surge_s"] and series.slope > 0:
+            if (series.latest or 0.0) > self._p["surge_s"] and series.slope > 0:
                 return True
         return False
 

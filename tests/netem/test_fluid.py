@@ -1,13 +1,14 @@
 """The link in virtual time: what it delivers, when, and to whom it gives how much."""
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netem.fluid import TCP_EFFICIENCY, FluidLink, integral_bits
+from netem.fluid import TCP_EFFICIENCY, FluidLink
 
 
 def drain(link: FluidLink, until_s: float = math.inf) -> dict[int, float]:
@@ -20,6 +21,19 @@ def drain(link: FluidLink, until_s: float = math.inf) -> dict[int, float]:
         for at_s, token in link.advance(due_s):
             landed[token] = at_s
     raise AssertionError("the link does not come to an end")
+
+
+def integral_bits(steps: Iterable[tuple[float, float]], start_s: float, end_s: float) -> float:
+    """Bits that a link of the given (time, rate) steps can carry between two times: the bound on what is delivered."""
+    total, rate, at_s = 0.0, 0.0, start_s
+    for step_s, step_bps in steps:
+        if step_s > at_s:
+            total += rate * (min(step_s, end_s) - at_s)
+            at_s = min(step_s, end_s)
+        rate = step_bps
+        if at_s >= end_s:
+            return total
+    return total + rate * (end_s - at_s)
 
 
 def link_of(bytes_a_second: float, **options: float) -> FluidLink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -542,6 +543,17 @@ class TestPolicyContained:
         assert run.control.policy_errors == {kind: 1}
         run.to_stage("finished")
         run.assert_idle()
+
+    @pytest.mark.parametrize("state", ["draining", "silent"])
+    def test_a_node_that_takes_nothing_new_gets_nothing(self, state: str) -> None:
+        run = Run(P1_D1)
+        if state == "draining":
+            run.look(1.0, SetRole("p1", "decode", ""))
+        else:
+            run.tell(10.0, "f0", "p0", "d0", "d1")
+            run.look(10.0)
+        assert orders(run.arrive(10.5))[0][0] == "p0"
+        assert run.control.policy_errors == {f"{state} node": 1}
 
     def test_errors_are_counted_by_kind(self) -> None:
         run = Run(ValueError("1"), Decision("x", "d0", ""), ValueError("2"))
@@ -1220,8 +1232,9 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = Run(up=False)
+        self.run = Run(up=False, deadline_s=20.0, waiting_requests=6, telemetry_s=2.0, reload_s=5.0)
         self.now_s = 0.0
+        self.reloading: dict[str, Any] = {}  # nodes that were told to convert, and to what
         self.names: list[str] = []
         self.ended: dict[str, str] = {}
         self.ordered: dict[tuple[str, int], tuple[str, str]] = {}  # (request, attempt) -> its nodes
@@ -1230,6 +1243,8 @@ class Life(RuleBasedStateMachine):
     def tell(self, event: Event) -> None:
         self.now_s += 0.25
         before = {(record.request_id, record.attempts) for record in self.run.control.live.values()}
+        draining = {node.name for node in self.run.nodes.values() if node.draining}
+        egress_bytes = self.run.control.view.egress_bytes
         for destination, command in self.run.at(self.now_s, event):
             if isinstance(command, Prefill):
                 key = (command.request_id, command.attempt)
@@ -1238,15 +1253,23 @@ class Life(RuleBasedStateMachine):
                 for node, role in ((destination, "prefill"), (command.decode_node, "decode")):
                     assert self.run.nodes[node].alive
                     assert self.run.nodes[node].role == role
+                    assert not self.run.nodes[node].silent
+                    assert node not in draining
                 self.ordered[key] = (destination, command.decode_node)
             elif isinstance(command, Cancel):
                 assert self.run.nodes[destination].alive
                 assert destination in self.ordered[command.request_id, command.attempt]
                 self.cancelled.add((destination, command.request_id, command.attempt))
+            elif isinstance(command, Convert):
+                assert destination in draining
+                assert not self.reloading, "two at a time"
+                assert not [n for n in (destination,) if self.holds_something_of_a_request(n)]
+                self.reloading[destination] = command.role
             else:
                 assert destination == CLIENT
                 assert command.record.request_id not in self.ended, "ended twice"
                 self.ended[command.record.request_id] = command.record.status
+        assert self.run.control.view.egress_bytes >= egress_bytes
         after = {(record.request_id, record.attempts) for record in self.run.control.live.values()}
         for name, attempt in before - after:
             if self.ended.get(name) != "ok":
@@ -1254,13 +1277,47 @@ class Life(RuleBasedStateMachine):
                     emptied = not self.run.nodes[node].alive or event == NodeUp(node, self.run.nodes[node].role)
                     assert emptied or (node, name, attempt) in self.cancelled, "abandoned, and not cancelled"
 
+    def holds_something_of_a_request(self, node: str) -> bool:
+        live = self.run.control.live.values()
+        return any(r.decode_node == node or (r.prefill_node == node and not r.admitted) for r in live)
+
+    @precondition(lambda self: self.reloading)
+    @rule()
+    def it_has_reloaded(self) -> None:
+        node, role = self.reloading.popitem()
+        self.tell(NodeUp(node, role))
+        assert self.run.nodes[node] in (*self.run.control.view.prefill("pd"), *self.run.control.view.decode())
+
+    @rule(
+        wants=st.one_of(
+            st.just(ValueError("no")),
+            st.just(None),
+            st.builds(
+                lambda node, role: [SetRole(node, role, "")],
+                st.sampled_from([spec.name for spec in FLEET]),
+                st.sampled_from(["prefill", "decode"]),
+            ),
+        ),
+        after_s=st.sampled_from([0.0, 1.0, 5.0]),
+    )
+    def control_looks_around(self, wants: Any, after_s: float) -> None:
+        self.now_s += after_s
+        serving = Counter((n.site, n.role) for n in self.run.nodes.values() if n.alive and not n.silent)
+        self.run.policy.wants = wants
+        self.tell(Tick())
+        for node in self.run.nodes.values():
+            if node.draining and node.alive and not node.silent:
+                assert serving[node.site, node.role] >= 2, "the last of its role"
+
     @rule(role=st.sampled_from(["prefill", "decode"]), node=st.sampled_from([spec.name for spec in FLEET]))
     def node_up(self, node: str, role: Any) -> None:
         spec = next(spec for spec in FLEET if spec.name == node)
+        self.reloading.pop(node, None)
         self.tell(NodeUp(node, role if spec.slots else spec.role))
 
     @rule(node=st.sampled_from([spec.name for spec in FLEET]))
     def node_lost(self, node: str) -> None:
+        self.reloading.pop(node, None)
         self.tell(NodeLost(node, "gone"))
 
     @rule(
@@ -1302,13 +1359,27 @@ class Life(RuleBasedStateMachine):
             }[kind]
         )
 
-    @rule(node=st.sampled_from(["d0", "d1", "f0"]), landed=st.integers(0, 10**6))
-    def a_node_accounts(self, node: str, landed: int) -> None:
+    @rule(
+        node=st.sampled_from([spec.name for spec in FLEET]),
+        landed=st.integers(0, 10**6),
+        ago_s=st.sampled_from([0.0, 0.0, 1.0, 9.0]),
+    )
+    def a_node_accounts(self, node: str, landed: int, ago_s: float) -> None:
+        view, known = self.run.nodes[node], self.run.control._landed.get(node, (0.0, 0))[1]
+        stamp_s = self.now_s + 0.25 - ago_s
+        counted = view.alive and view.role == "decode" and stamp_s >= view.told_s
         before = self.run.control.view.egress_bytes
-        known = self.run.control._landed.get(node, (0.0, 0))[1]
-        self.tell(telemetry(node, self.now_s, {"f0": known + landed}))
-        counted = self.run.nodes[node].alive and self.run.nodes[node].role == "decode"
+        self.tell(telemetry(node, stamp_s, {"f0": known + landed}))
         assert self.run.control.view.egress_bytes - before == (landed if counted else 0)
+
+    @invariant()
+    def what_waits_is_what_has_no_first_token(self) -> None:
+        live = self.run.control.live.values()
+        assert self.run.control.waiting == sum(not record.admitted for record in live) <= 6
+
+    @invariant()
+    def one_conversion_at_a_time(self) -> None:
+        assert sum(node.draining for node in self.run.nodes.values()) <= 1
 
     @invariant()
     def every_request_is_live_or_has_ended(self) -> None:
@@ -1332,6 +1403,9 @@ class Life(RuleBasedStateMachine):
         for record in self.run.control.live.values():
             assert self.run.nodes[record.decode_node].alive
             assert self.run.nodes[record.prefill_node].alive or record.admitted
+            if not record.admitted:
+                assert not self.run.nodes[record.prefill_node].silent
+                assert not self.run.nodes[record.decode_node].silent
 
     def teardown(self) -> None:
         for name in self.names:

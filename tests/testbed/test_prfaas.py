@@ -479,12 +479,21 @@ class TestRoles:
     def test_never_while_the_link_is_backlogged(self) -> None:
         assert self.look(self.shifted(), 900, gbps=90, waiting_gb=1000).conversions() == []
 
+    def dropped(self, **parameters: float) -> Run:
+        """A quarter of an hour in which the link carries 3 Gbps, for which (4, 4) were best, and is not backlogged."""
+        run = self.shifted(**parameters).narrow(3, seconds=30)
+        for second in range(840):
+            run.seconds(1, gbps=2.5)
+            run.observed.link.transfer(run.view.now_s - 0.4, run.view.now_s, 5 * 10**9)
+            if second % 60 == 0:
+                run.arrive(self.SHIFTED, over_s=self.OVER_S)
+        return run
+
     def test_never_in_a_drop_that_may_pass(self) -> None:
-        run = self.shifted().narrow(5, seconds=30)
-        for _ in range(780):
-            run.seconds(1, gbps=4)
-            run.observed.link.transfer(run.view.now_s - 0.05, run.view.now_s, 10**9)
-        assert run.conversions() == []
+        assert self.dropped().conversions() == []
+
+    def test_a_drop_that_lasts_is_taken_to_stay(self) -> None:
+        assert self.dropped(patience_s=300.0).conversions() != []
 
     @settings(max_examples=30, deadline=None)
     @given(
