@@ -56,6 +56,8 @@ LOST_TOTALS: Final[dict[str, Any]] = {
 }
 """What a gateway that is gone can no longer tell."""
 
+GATEWAY_LOST: Final = "the gateway was lost during the load"
+
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -162,7 +164,7 @@ def run_load(
                 totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=END_S)
             except TestbedError as error:
                 totals = {**load, **LOST_TOTALS}
-                broken.append(f"the gateway was lost during the load: {error}")
+                broken.append(f"{GATEWAY_LOST}: {error}")
         faults = [*replay.faults, *link_steps.faults]
         end_ns = time.monotonic_ns()
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from testbed.cli import clocks, operate, parts, studies
+from testbed.cli import clocks, operate, parts, policy, results, studies
 from testbed.cli.shared import say
 
 app = typer.Typer(
@@ -35,12 +35,14 @@ ROOM = "make room there, or name another place: --out for results, PRFAAS_STATE 
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Clocks": (clocks.plan, clocks.run, clocks.simulate),
     "Studies": (studies.sweep, studies.figure, studies.fidelity),
+    "Results": (results.explain, results.replay_decisions),
     "Testbed": (operate.up, operate.load, operate.status, operate.logs, operate.down, operate.doctor),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(parts.link_app, name="link", rich_help_panel="Parts")
+app.add_typer(policy.policy_app, name="policy", rich_help_panel="Parts")
 app.add_typer(parts.trace_app, name="trace", rich_help_panel="Parts")
 
 
@@ -56,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         from emulator.profile import ProfileError
         from netem.link import LinkError
         from testbed.launch.state import TestbedError
+        from testbed.runs import RunError
         from testbed.scenario import ScenarioError
         from testbed.scheduler.model import ModelError
         from traces.request import TraceError
@@ -64,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:  # first: it may come while the others are imported
         say("interrupted")
         code = 130
-    except (ProfileError, LinkError, TestbedError, ScenarioError, ModelError, TraceError) as error:
+    except (ProfileError, LinkError, TestbedError, RunError, ScenarioError, ModelError, TraceError) as error:
         say(f"error: {error}")
         code = 2
     except BrokenPipeError:

@@ -96,6 +96,9 @@ TIMELINE_COLUMNS: Final = (
 )
 """A row is a sample of the link (up to kv_wire_bytes), or an event (from there on)."""
 
+SCHEDULER_EVENTS: Final = ("threshold", "regime", "role", "joined", "node", "policy")
+"""The events of the timeline that are control's own changes."""
+
 
 def gateway_row(record: Record) -> list[object]:
     """A record as a row of GATEWAY_COLUMNS; a time or threshold there is none of is empty."""

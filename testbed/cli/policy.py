@@ -1,0 +1,73 @@
+"""The policy by itself: `policy list`, `policy set`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+
+from testbed.cli.options import JsonOption
+from testbed.cli.shared import print_json, running_testbed
+
+policy_app = typer.Typer(help="The policies there are, and the one in charge.", no_args_is_help=True)
+
+
+@policy_app.command("list")
+def policy_list(json: JsonOption = False) -> None:
+    """The shipped policies, and which is in charge of the testbed that is up."""
+    from testbed.launch.state import TestbedError
+    from testbed.policies import CAVEAT, SHIPPED, wants_future
+
+    try:
+        in_charge = running_testbed().call("GET", "/prfaas/status", timeout_s=5)["policy"]
+    except TestbedError:
+        in_charge = None
+    policies = [
+        {
+            "name": name,
+            "class": f"{made.__module__}:{made.__qualname__}",
+            "what": (inspect.getdoc(made) or "").splitlines()[0] + (f" ({CAVEAT})" if wants_future(made()) else ""),
+        }
+        for name, made in SHIPPED.items()
+    ]
+    if json:
+        print_json({"policies": policies, "in_charge": in_charge})
+        return
+    for one in policies:
+        typer.echo(f"{one['name']:<13}{one['what']}")
+    typer.echo("or your own, as package.module:Class")
+    if in_charge is not None:
+        typer.echo(f"in charge of the testbed that is up: {in_charge}")
+
+
+@policy_app.command("set")
+def policy_set(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A name, or package.module:Class.")],
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", metavar="NAME=NUMBER", help="One of its parameters; repeatable."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Put another policy in charge of the testbed that is up, now, until a load begins or ends; observations stay."""
+    body = {"policy": policy, "parameters": dict(_parameter(item) for item in parameters or ())}
+    answer = running_testbed().call("POST", "/prfaas/policy", body)
+    if json:
+        print_json(answer)
+        return
+    t = answer["threshold_tokens"]
+    typer.echo(
+        f"{answer['policy']} is in charge of session {answer['session']} until a load begins or ends"
+        + ("" if t is None else f"; t = {t:,.0f} tokens")
+    )
+
+
+def _parameter(item: str) -> tuple[str, float]:
+    name, _, value = item.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{item!r}: must be NAME=NUMBER, such as threshold_tokens=20000", param_hint="--parameter"
+        ) from None

@@ -1,0 +1,59 @@
+"""A run's results, looked into afterwards: `explain`, `replay-decisions`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.options import JsonOption
+from testbed.cli.shared import print_json, prints_aside
+
+RunArg = Annotated[str, typer.Argument(metavar="RUN", help="A results folder, or its name in results/.")]
+
+
+def explain(
+    run: RunArg,
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The request's id, as in requests.csv.")],
+    json: JsonOption = False,
+) -> None:
+    """Tell the life of one request: its stamps, why it went where it went, and what had changed before."""
+    from testbed.explain import explain as tell
+    from testbed.show_explain import show_explained
+
+    found = tell(run, request)
+    if json:
+        print_json(found)
+    else:
+        show_explained(found)
+
+
+def replay_decisions(
+    run: RunArg,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", metavar="POLICY", help="Another policy: what it would have decided on the same events."
+        ),
+    ] = None,
+    differences: Annotated[
+        int, typer.Option("--differences", metavar="N", min=0, help="How many of the first differences to show.")
+    ] = 10,
+    json: JsonOption = False,
+) -> None:
+    """Feed the event log of a run on the wire to the scheduler once more. Exit code 1 when it decides differently."""
+    from testbed.agreement import instead, verify
+    from testbed.show_explain import show_instead, show_verified_decisions
+
+    sys.path.insert(0, str(Path.cwd()))
+    with prints_aside():
+        result = verify(run, differences=differences) if policy is None else instead(run, policy)
+    if json:
+        print_json(result)
+    elif policy is None:
+        show_verified_decisions(result)
+    else:
+        show_instead(result)
+    raise typer.Exit(0 if result.get("agree", True) else 1)
