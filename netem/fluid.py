@@ -87,6 +87,7 @@ class FluidLink:
     per_flow_bps: cap of one pair, None for none (a pair of k capped connections is capped at k times one's cap: the
     caller's sum).
     burst_bytes: the shaper's bucket, payload: what an idle link lets through at once; it fills at the rate left over.
+    Not with a cap: a bucket would let a capped pair through faster than its cap.
     delay_s: one way, added to every landing. produced_bytes: payload of all transfers, cumulative, what was stopped
     unsent taken off.
     """
@@ -109,9 +110,9 @@ class FluidLink:
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._active: dict[tuple[str, str], _Pair] = {}
         self._landings: deque[tuple[float, int]] = deque()
-        self._burst = self._tokens = burst_bytes
+        self._burst = self._tokens = burst_bytes if per_flow_bps is None else 0.0
         self._spare = self._capacity  # bytes/s that fill the bucket, since _spare_s
-        self._spare_s = -_INFINITY if burst_bytes else 0.0
+        self._spare_s = -_INFINITY if self._burst else 0.0
         self._calm = True  # nobody waits, every active pair sends what it produces
         self._alone: _Pair | None = None  # or: only this one waits, and all others send what they produce
         self._demand = 0.0  # what those who do not wait send together, bytes/s, while either holds
@@ -169,7 +170,7 @@ class FluidLink:
         """The link steps. 0 is an outage: nothing moves. burst_bytes: the bucket's size from now on, unless
         unchanged."""
         self._advance(now_s)
-        if burst_bytes is not None:
+        if burst_bytes is not None and self._cap == _INFINITY:
             self._fill_bucket(now_s)
             self._burst, self._tokens = burst_bytes, min(self._tokens, burst_bytes)
         self._capacity = capacity_bps * self._efficiency / 8

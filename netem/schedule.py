@@ -255,12 +255,29 @@ def from_data(
     model = COURSES.get(kind, TokenBucketSpec)
     outages = given.pop("outages", None) if model is not TokenBucketSpec else None
     try:
+        apart = _outages(outages)
         course = model(**_parameters(model, given, seed, read))
-        return course if model is TokenBucketSpec else Schedule(course, _outages(outages))
+        return course if model is TokenBucketSpec else Schedule(course, apart)
     except LinkError as wrong:
         if wrong.field is None or wrong.field.startswith(f"{given.get('file')}"):  # it says where already
             raise
         raise LinkError(f"{where}.{wrong}", f"{where}.{wrong.field}", wrong.value, wrong.remedy) from None
+
+
+class _UnreadError(Exception):
+    """A file would be read now."""
+
+
+def check(data: object) -> Schedule | TokenBucketSpec | None:
+    """What `from_data` makes of a mapping without reading a file: None when that is all that is left to do."""
+
+    def unread(name: str) -> bytes:
+        raise _UnreadError
+
+    try:
+        return from_data(data, read=unread)
+    except _UnreadError:
+        return None
 
 
 def _parameters(model: Any, given: dict[str, Any], seed: int, read: Callable[[str], bytes]) -> dict[str, Any]:

@@ -226,11 +226,6 @@ def phase_lengths(scenario: Scenario, deployment: Deployment, trace: Trace) -> l
     return [(one.start_s, lengths_of_workload(one.workload, longest)) for one in segments(scenario, deployment)]
 
 
-def link_steps(scenario: Scenario) -> list[tuple[float, float]]:
-    """(model second, model bits/s) at which the phases change the link's rate."""
-    return [(step.at_s, step.rate_bps) for step in phases.link_steps(scenario.phases, scenario.link.rate_bps)]
-
-
 def segments(scenario: Scenario, deployment: Deployment) -> list[Segment]:
     """The segments of a scenario's phases, each at its own rate."""
     return phases.segments(

@@ -18,6 +18,7 @@ from testbed.assemble import (
     workload_lengths,
 )
 from testbed.lengths import lengths_of, mean_output_tokens
+from testbed.link_schedule import link_means
 from testbed.phases import is_whole
 from testbed.scenario import Deployment, Scenario
 from testbed.scheduler.model import unloaded_ttft_s
@@ -62,7 +63,7 @@ def optima(scenario: Scenario, deployment: Deployment, trace: Trace, rate_rps: f
     workload, given = scenario.workload, scenario.phases
     names: list[str | None] = [phase.name for phase in given] or [None]
     spans = phases.spans(given) or [(0.0, workload.duration_s)]
-    link_bps = phases.link_rates(given, scenario.link.rate_bps) or [scenario.link.rate_bps]
+    link_bps = link_means(scenario, spans)
     rates = [rate_rps] * len(spans)
     if given and not is_whole(workload):
         own = [[one for one in segments(scenario, deployment) if one.phase == i] for i in range(len(given))]

@@ -21,6 +21,7 @@ from testbed.gateway import Config as GatewayConfig
 from testbed.gateway import Node
 from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir
+from testbed.link_schedule import link_changes
 from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler.api import PD, Role, Site
 
@@ -31,11 +32,33 @@ SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
 
 def link_rate_bps(scenario: Scenario) -> float:
     """The nominal link on this machine's wire. Raises ScenarioError for a rate the kernel cannot shape."""
+    return _wall_bps(scenario, "link.rate_bps", scenario.link.rate_bps)
+
+
+def check_link(scenario: Scenario) -> None:
+    """Raises ScenarioError for what a scenario asks of the link during a load and the wire cannot do, LinkError for a
+    schedule that is none."""
+    if scenario.link.per_flow_bps is not None:
+        raise ScenarioError(
+            f"scenario {scenario.name}: link.per_flow_bps = {scenario.link.per_flow_bps:g}: the wire's link has no "
+            "caps a flow; leave it out, or take prfaas simulate"
+        )
+    for step in link_changes(scenario):
+        what = f"the link's rate from {step.at_s:g} s on ({step.trigger})"
+        if step.rate_bps == 0:
+            raise ScenarioError(
+                f"scenario {scenario.name}: {what} is 0: the wire's link has no outages; leave them out of "
+                "link.schedule, or take prfaas simulate"
+            )
+        _wall_bps(scenario, what, step.rate_bps)
+
+
+def _wall_bps(scenario: Scenario, what: str, model_bps: float) -> float:
     scale = scenario.scale
-    wall_bps = scale.wall_bps(scenario.link.rate_bps)
+    wall_bps = scale.wall_bps(model_bps)
     if not MIN_RATE_BPS <= wall_bps <= MAX_RATE_BPS:
         raise ScenarioError(
-            f"scenario {scenario.name}: link.rate_bps = {scenario.link.rate_bps:g} x scale.byte_scale = "
+            f"scenario {scenario.name}: {what} = {model_bps:g} x scale.byte_scale = "
             f"{scale.byte_scale:g} x scale.time_scale = {scale.time_scale:g} is {wall_bps:g} bits/s on this machine's "
             f"wire; {MIN_RATE_BPS:g} to {MAX_RATE_BPS:g} can be shaped: "
             f"{'raise' if wall_bps < MIN_RATE_BPS else 'lower'} one of the three"
@@ -49,6 +72,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     The fingerprint is that of what has to be started, not of the load: a second `up` finds the first. The data plane's
     secret is new each time.
     """
+    check_link(scenario)
     secret = secrets.token_hex(16)
     nodes = instances(deployment)
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}

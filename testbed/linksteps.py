@@ -1,4 +1,4 @@
-"""The link's steps during a load on the wire: its phases' rates, asked of the shaper's agent as their times come.
+"""The link's steps during a load on the wire, by its phases or its schedule, asked of the shaper's agent in their time.
 
 A thread beside the load waits on the monotonic clock; what is noted down is when the kernel had the new rate, not when
 it was asked. The link gets back what it had, however the load ends.
@@ -14,7 +14,7 @@ from netem.link import DIRECTIONS
 from testbed import linkctl
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
-from testbed.phases import link_steps
+from testbed.link_schedule import link_changes
 from testbed.scenario import Scenario
 
 JOIN_S: Final = 2 * client.TIMEOUT_S
@@ -22,7 +22,7 @@ JOIN_S: Final = 2 * client.TIMEOUT_S
 
 
 class LinkSteps:
-    """A context: while it is open, the link follows the phases of `scenario`. t0_ns: the load's t = 0, monotonic.
+    """A context: while it is open, the link does what `scenario` says. t0_ns: the load's t = 0, monotonic.
 
     Read when it is closed: `events`, a row of the timeline a step and direction (model seconds and bits/s), and
     `faults`, a sentence for each step that could not be had. Raises TestbedError on entering when the agent is gone.
@@ -32,7 +32,7 @@ class LinkSteps:
         self.events: list[dict[str, Any]] = []
         self.faults: list[str] = []
         self._scenario, self._state, self._t0_ns = scenario, state, t0_ns
-        self._steps = link_steps(scenario.phases, scenario.link.rate_bps)
+        self._steps = link_changes(scenario)
         self._before: dict[str, Any] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="link-steps", daemon=True)
@@ -52,7 +52,7 @@ class LinkSteps:
         try:
             client.agent(self._state).put("/link", self._before)
         except TestbedError as error:
-            self.faults.append(f"the link was left at the rate of the last phase: {error}")
+            self.faults.append(f"the link was left at the rate of its last step: {error}")
 
     def _follow(self) -> None:
         scale = self._scenario.scale
@@ -64,9 +64,7 @@ class LinkSteps:
             try:
                 answer = linkctl.set_rate(self._scenario, self._state, step.rate_bps, None)
             except TestbedError as error:
-                self.faults.append(
-                    f"the link did not step to {step.rate_bps / 1e9:g} Gbps for phase {step.phase}: {error}"
-                )
+                self.faults.append(f"the link did not step to {step.rate_bps / 1e9:g} Gbps for {step.trigger}: {error}")
                 continue
             for direction in DIRECTIONS:
                 applied_s = (answer[direction]["applied"]["t_applied_ns"] - self._t0_ns) * 1e-9 * scale.time_scale

@@ -28,6 +28,7 @@ from netem.link import DIRECTIONS
 from testbed import linkctl
 from testbed.assemble import build_workload, lengths_to_json, workload_lengths
 from testbed.closed_form import closed_form
+from testbed.fleet import check_link
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.linksteps import LinkSteps
@@ -133,9 +134,10 @@ def run_load(
     """Offer `scenario`'s workload to the testbed and write `out/`. scenario: one deployment, the one that is up.
 
     policy: another policy for this load only. workers: Locust processes. on_start(trace, model rate, expected wall
-    seconds). Raises TraceError, ScenarioError and TestbedError before anything is sent; an interrupted load still has
-    its results.
+    seconds). Raises TraceError, ScenarioError, LinkError and TestbedError before anything is sent; an interrupted load
+    still has its results.
     """
+    check_link(scenario)
     deployment = scenario.deployments[0]
     trace, rate_rps = build_workload(scenario, deployment)
     expected = closed_form(scenario, deployment, trace, rate_rps)

@@ -129,16 +129,16 @@ def link_rates(phases: Sequence[Phase], link_bps: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LinkStep:
-    """A change of the link's rate, bits/s, at the start of a phase, model seconds."""
+    """A change of the link's rate, bits/s, at a model second. trigger: what brings it about, such as a phase."""
 
     at_s: float
     before_bps: float
     rate_bps: float
-    phase: str
+    trigger: str
 
     def event(self, at_s: float, direction: str, before_bps: float) -> dict[str, Any]:
         """The step as a row of the timeline: when it really was, and from what, in one direction."""
-        words = {"t_s": at_s, "direction": direction, "kind": "link", "node": "", "trigger": f"phase {self.phase}"}
+        words = {"t_s": at_s, "direction": direction, "kind": "link", "node": "", "trigger": self.trigger}
         return {**words, "before": before_bps, "after": self.rate_bps}
 
 
@@ -147,7 +147,7 @@ def link_steps(phases: Sequence[Phase], link_bps: float) -> list[LinkStep]:
     steps, now_bps = [], link_bps
     for phase, (start_s, _), rate_bps in zip(phases, spans(phases), link_rates(phases, link_bps), strict=True):
         if rate_bps != now_bps:
-            steps.append(LinkStep(start_s, now_bps, rate_bps, phase.name))
+            steps.append(LinkStep(start_s, now_bps, rate_bps, f"phase {phase.name}"))
             now_bps = rate_bps
     return steps
 

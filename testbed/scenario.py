@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from emulator.decode_step import AffineStep
 from emulator.profile import Profile, ProfileError, load_profile
+from netem.link import LinkError
+from netem.schedule import check
+from netem.token_bucket import TokenBucketSpec
 from testbed.phases import Phase, check_phases, total_s
 from testbed.policies import unknown as unknown_policy
 from testbed.scenario_data import ScenarioError as ScenarioError
@@ -127,10 +130,30 @@ class Deployment(Part):
         return self
 
 
+def _course(given: dict[str, Any]) -> dict[str, Any]:
+    """A schedule's data with its defaults; of a recorded one as it is: its file is read when it is needed."""
+    try:
+        made = check(given)
+    except LinkError as error:
+        raise ValueError(str(error).removeprefix("schedule.")) from None
+    if isinstance(made, TokenBucketSpec):
+        raise ValueError(
+            "kind: 'token_bucket' depends on what is sent, which no clock feeds back yet; use another kind"
+        )
+    data = given if made is None else made.to_data()
+    return {key: value for key, value in data.items() if key != "seed" or key in given}
+
+
+Course = Annotated[dict[str, Any], AfterValidator(_course)]
+
+
 class Link(Part):
-    """The link between the sites, each direction. rate_bps: bits/s (or a string such as "16gbps")."""
+    """The link between the sites, each direction. rate_bps: bits/s (or a string such as "16gbps"), nominal where a
+    schedule changes it (`netem.schedule`: a kind and its parameters). per_flow_bps: the most one connection gets."""
 
     rate_bps: Rate
+    schedule: Course | None = None
+    per_flow_bps: Rate | None = None
     congestion_control: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "cubic"
 
 
@@ -256,6 +279,12 @@ class Scenario(Part):
         if len(set(names)) != len(names):
             raise ValueError(f"deployments: names must differ, and {', '.join(names)} do not; rename one")
         check_phases(self.phases, self.workload)
+        for phase in self.phases if self.link.schedule is not None else ():
+            if phase.link_rate_bps is not None:
+                raise ValueError(
+                    f"phases.{phase.name}.link_rate_bps = {phase.link_rate_bps:g}: link.schedule says already what the "
+                    "link does; leave one of them out"
+                )
         for d in self.deployments:
             for site in ("prfaas", "pd"):
                 if getattr(d.profiles, site) is not None:
@@ -333,6 +362,7 @@ class Scenario(Part):
         if testbed_only:
             for of_the_load in ("workload", "phases", "slo", "meter", "seed", "description"):
                 del data[of_the_load]
+            del data["link"]["schedule"]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def data(self) -> dict[str, Any]:

@@ -25,14 +25,13 @@ import pandas as pd
 
 from netem.fluid import TCP_EFFICIENCY
 from netem.link import DIRECTIONS
-from testbed import phases
 from testbed.assemble import (
     build_workload,
-    link_steps,
     policy_setup,
     workload_lengths,
 )
 from testbed.closed_form import closed_form
+from testbed.link_schedule import link_changes, link_steps
 from testbed.policies import load_policy, start_policy, wants_future
 from testbed.report.collect import Collector
 from testbed.report.little import littles_law
@@ -141,7 +140,7 @@ def simulate(
 
 def _link_events(scenario: Scenario) -> list[dict[str, Any]]:
     """The link's steps as rows of the timeline: in virtual time they come when they are due, in both directions."""
-    steps = phases.link_steps(scenario.phases, scenario.link.rate_bps)
+    steps = link_changes(scenario)
     return [step.event(step.at_s, direction, step.before_bps) for step in steps for direction in DIRECTIONS]
 
 

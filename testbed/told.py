@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from netem.fluid import TCP_EFFICIENCY
-from testbed.assemble import lengths_from_json, lengths_to_json, link_steps, phase_lengths, policy_setup
+from testbed.assemble import lengths_from_json, lengths_to_json, phase_lengths, policy_setup
+from testbed.link_schedule import link_steps
 from testbed.policies import wants_future
 from testbed.scenario import Deployment, Scenario
 from testbed.scheduler.api import Future, Policy, Setup

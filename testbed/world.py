@@ -129,9 +129,11 @@ class World:
             control_rules(scenario, deployment),
         )
         bucket = self._bucket_bytes(scenario.link.rate_bps)
-        self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket)
+        flow_bps = scenario.link.per_flow_bps
+        pair_bps = None if flow_bps is None else flow_bps * scenario.transport.connections * TCP_EFFICIENCY
+        self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket, per_flow_bps=pair_bps)
         self._to_pd = _Pipe(self.link)
-        self._to_prfaas = _Pipe(FluidLink(scenario.link.rate_bps, burst_bytes=bucket))
+        self._to_prfaas = _Pipe(FluidLink(scenario.link.rate_bps, burst_bytes=bucket, per_flow_bps=pair_bps))
         self._next_request = 0
         for spec in fleet:
             self._tell_control(NodeUp(spec.name, spec.role))

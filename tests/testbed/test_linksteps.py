@@ -122,7 +122,7 @@ def test_that_cannot_be_had_are_told(agent: FakeAgent, state: StateDir) -> None:
     assert steps.faults == [
         "the link did not step to 1 Gbps for phase narrow: the kernel kept another state",
         "the link did not step to 8 Gbps for phase back: the kernel kept another state",
-        "the link was left at the rate of the last phase: the kernel kept another state",
+        "the link was left at the rate of its last step: the kernel kept another state",
     ]
     assert steps.events == []
 

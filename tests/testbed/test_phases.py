@@ -17,12 +17,12 @@ from testbed.assemble import (
     build_workload,
     capacity_rps,
     lengths_of_workload,
-    link_steps,
     phase_lengths,
     segments,
     workload_lengths,
 )
 from testbed.closed_form import closed_form
+from testbed.link_schedule import link_steps
 from testbed.phases import seed
 from testbed.points import Runner
 from testbed.report.write import markdown
