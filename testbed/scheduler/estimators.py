@@ -133,10 +133,12 @@ class LinkEstimate:
     """B_out, bits/s of KV, from what transfers achieve; the operator's nominal figure until there is better.
 
     Three kinds of evidence. *Backlogged*: between two accounts of the nodes the senders had more bytes waiting than
-    landed in between, so the link was never idle: what landed is its rate, and the estimate follows. *More*: more
-    landed than the estimate says. *Drained*: a transfer's last piece (its computation had ended, so it waited for
-    nothing but the link) took less time than the estimate allows: then the link is faster than believed, and the
-    estimate doubles, up to nominal, for every such transfer. A link that nobody fills shows nothing else.
+    landed in between, so the link was never idle: what landed is its rate, and the estimate follows. The nodes'
+    accounts are not of one instant, so what landed is taken over as many such accounts in a row as there are, up to
+    OVER_S. *More*: more landed, over two accounts, than the estimate says. *Drained*: a transfer's last piece (its
+    computation had ended, so it waited for nothing but the link) took less time than the estimate allows: then the
+    link is faster than believed, and the estimate doubles, up to nominal, for every such transfer. A link that nobody
+    fills shows nothing else.
 
     Where nothing crosses there is no evidence, and an estimate that keeps everything local would confirm itself for
     ever: one that nothing has told of for TRUSTED_S doubles as well, until the link is used and speaks for itself.
@@ -146,7 +148,9 @@ class LinkEstimate:
 
     FOLLOW = 0.3  # share of a new backlogged sample, when it is near
     NEAR = 0.25  # relative: what is farther away is taken as it is
+    OVER_S = 8.0  # the longest stretch that a rate is taken over
     FASTER = 2.0  # a drained transfer counts when it was this much faster than the estimate
+    IN_A_ROW = 3  # and only so many: one may have found the shaper's bucket full
     TRUSTED_S = 30.0  # without evidence: then the link is tried with more
     TRIED = 0.01  # of nominal: the least that it is tried with
 
@@ -164,6 +168,7 @@ class LinkEstimate:
         self._faster = 0
         self._full = 0  # accounts in a row between which the link was never idle
         self._stood = False  # nothing landed before the last account
+        self._accounts: deque[tuple[float, float]] = deque()  # of late: when, and all that had landed
 
     @property
     def utilisation(self) -> float:
@@ -177,17 +182,24 @@ class LinkEstimate:
         before, elapsed_s = self.unsent_bytes, now_s - self._at_s
         gained = max(0.0, landed_bytes - self._landed)
         self._at_s, self._landed, self.unsent_bytes = now_s, landed_bytes, unsent_bytes
-        if not 0 < elapsed_s < math.inf:
+        if elapsed_s <= 0:
             return
-        rate_bps = gained * 8 / elapsed_s
-        self.egress.add(now_s, rate_bps)
+        if elapsed_s == math.inf:
+            self._accounts.append((now_s, landed_bytes))
+            return
+        self.egress.add(now_s, gained * 8 / elapsed_s)
+        accounts = self._accounts
+        accounts.append((now_s, landed_bytes))
+        while len(accounts) > 2 and accounts[0][0] < now_s - self.OVER_S:
+            accounts.popleft()
         self._full = self._full + 1 if before > 0 and unsent_bytes > 0 and before >= gained else 0
         self.backlogged = self._full >= 2  # one account alone may put together what was not at the same time
         stood, self._stood = self._stood, gained <= 0
         if self.backlogged and (gained > 0 or stood):  # nothing at all, once, may be an outage: the senders say more
             self._faster = 0
-            self._learn(now_s, rate_bps)
-        elif rate_bps > self.bps * (1 + self.NEAR):
+            long_bps, short_bps = self._rate_bps(self._full), self._rate_bps(2)
+            self._learn(now_s, short_bps if short_bps < long_bps / 2 else long_bps)
+        elif (rate_bps := self._rate_bps(2)) > self.bps * (1 + self.NEAR):
             self.bps, self.told_s = min(self.nominal_bps, rate_bps), now_s
         elif self.bps < self.nominal_bps and now_s - self.told_s > self.TRUSTED_S:
             self._try_more(now_s)
@@ -196,6 +208,15 @@ class LinkEstimate:
         """As `account`, when others tell than before: what the sum gained since then says nothing of the link."""
         self._at_s, self._landed, self.unsent_bytes = now_s, landed_bytes, unsent_bytes
         self._full, self._stood = 0, False
+        self._accounts.clear()
+        self._accounts.append((now_s, landed_bytes))
+
+    def _rate_bps(self, intervals: int) -> float:
+        """What landed over the last so many intervals between accounts, or as many as are kept; bits/s."""
+        accounts = self._accounts
+        then_s, then = accounts[max(0, len(accounts) - 1 - intervals)]
+        now_s, now = accounts[-1]
+        return max(0.0, now - then) * 8 / (now_s - then_s) if now_s > then_s else 0.0
 
     def transfer(self, prefill_end_s: float, landed_s: float, kv_bytes: int) -> None:
         """A transfer from the remote site has landed."""
@@ -205,7 +226,7 @@ class LinkEstimate:
             return
         if kv_bytes / self._pieces * 8 > self.FASTER * self.bps * waited_s:
             self._faster += 1
-            if self._faster >= 2:  # one alone may have found the shaper's bucket full
+            if self._faster >= self.IN_A_ROW:
                 self._try_more(landed_s)
         else:
             self._faster, self.told_s = 0, landed_s
