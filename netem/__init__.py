@@ -1,6 +1,7 @@
 """The shaped link, real and modelled. Imports only itself; speaks wall units only.
 
 Read first: `link.py` (what is asked of a link, and the plan that gives it, pure), then `tc.py` (plan -> kernel, read
-back), then `agent.py` (the process beside the link). `fluid.py` is the same link in virtual time, in its caller's
+back), then `agent.py` (the process beside the link). Delay, jitter and loss are the delay line's: `holding.py` (when a packet
+leaves, pure), `delay.py` (its process), `keeper.py` (who starts and watches it). `fluid.py` is the same link in virtual time, in its caller's
 units. `topology.py` makes the sites, `probe.py` measures what was asked.
 """

@@ -6,7 +6,10 @@ shaped stays shaped when it leaves: a link without its agent must not become a f
 
     GET  /link      {"to_pd": {"asked", "kept", "applied", "counters"}, "to_prfaas": ...}
     PUT  /link      partial state as in `netem.link.update`; answers as GET
-    GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets"}, ...}
+    GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets", "delay_line"}, ...}
+
+`delay_line` is null until delay, jitter or loss is first asked for, and then what `netem.keeper.Keeper.describe` says:
+packets held, passed, lost and overflowed, how late they left, and how often the line died (`deaths`: not a valid run).
 
 A state that cannot be had answers 400 {"error": {message, field, value, remedy}}; a kernel that did not do it, 500.
 """
@@ -32,7 +35,8 @@ from typing import Any, TextIO
 from aiohttp import web
 from pyroute2.netlink.exceptions import NetlinkError
 
-from netem.link import DIRECTIONS, LinkError, LinkState, RateClass, update
+from netem.keeper import Keeper
+from netem.link import DIRECTIONS, LinkError, LinkState, RateClass, impairment, update
 from netem.tc import Applied, Counters, Shaper
 
 COUNTER_COLUMNS = (
@@ -57,6 +61,7 @@ class AgentConfig:
     `socket`: path of the Unix socket. `interfaces`: direction -> interface name. `state`: as for PUT /link, with
     `rate_bps` for every direction. `applied_log`: JSON lines, one a step that was applied. `counters_csv`:
     COUNTER_COLUMNS, both directions every `sample_s`. `ready_file`: made, holding the pid, once the link is shaped.
+    `seed`: of losses and jitter. The delay line's socket, configuration and log lie beside `socket`.
     """
 
     socket: str
@@ -66,6 +71,7 @@ class AgentConfig:
     counters_csv: str
     ready_file: str
     sample_s: float = 0.25
+    seed: int = 1
 
     @classmethod
     def load(cls, path: Path) -> AgentConfig:
@@ -82,7 +88,7 @@ class AgentConfig:
         if not config.interfaces or not config.interfaces.keys() <= set(DIRECTIONS):
             raise LinkError(f"{path}: interfaces: {config.interfaces!r} needs one or both of {', '.join(DIRECTIONS)}")
         if not isinstance(config.state, dict):
-            raise LinkError(f"{path}: state: {config.state!r} is not an object; give e.g. {{\"rate_bps\": 1e8}}")
+            raise LinkError(f'{path}: state: {config.state!r} is not an object; give e.g. {{"rate_bps": 1e8}}')
         if isinstance(config.sample_s, bool) or not isinstance(config.sample_s, int | float) or config.sample_s < 0.01:
             raise LinkError(f"{path}: sample_s: {config.sample_s!r} is no interval; give at least 0.01 (seconds)")
         return config
@@ -100,10 +106,11 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class Agent:
-    """The link of one testbed: a Shaper a direction, what was asked of it, when it took hold."""
+    """The link of one testbed: a Shaper a direction and the delay line, what was asked of them, when it took hold."""
 
     config: AgentConfig
     shapers: Mapping[str, Shaper]
+    keeper: Keeper
     applied_log: TextIO
     counters_csv: TextIO
     states: dict[str, LinkState] = field(default_factory=dict)
@@ -112,9 +119,14 @@ class Agent:
 
     async def apply(self, states: Mapping[str, LinkState]) -> None:
         """Bring every direction to `states`, log the steps; an unchanged one is left alone. Raises LinkError."""
+        shaped = {direction: await self.shapers[direction].apply(state) for direction, state in states.items()}
+        delayed = await self.keeper.apply({direction: impairment(state) for direction, state in states.items()})
+        now_ns = time.monotonic_ns()
         for direction, state in states.items():
-            applied = await self.shapers[direction].apply(state)
+            applied = shaped[direction]
             self.states[direction] = state
+            if direction in delayed:
+                applied = dataclasses.replace(applied, t_applied_ns=now_ns, commands=applied.commands + 1)
             if not applied.commands:
                 continue
             self.applied[direction] = applied
@@ -133,9 +145,16 @@ class Agent:
     async def counters(self) -> dict[str, Counters]:
         return {direction: await shaper.counters() for direction, shaper in self.shapers.items()}
 
+    async def all_counters(self) -> dict[str, dict[str, Any]]:
+        """What GET /counters answers."""
+        lines = await self.keeper.describe()
+        counted = await self.counters()
+        return {way: {**dataclasses.asdict(now), "delay_line": lines.get(way)} for way, now in counted.items()}
+
     async def describe(self) -> dict[str, Any]:
         """What GET /link answers: per direction asked (LinkState), kept (read back now), applied, counters."""
         answer: dict[str, Any] = {}
+        counted = await self.all_counters()
         for direction, shaper in self.shapers.items():
             kept = [command for command in await shaper.read_back() if isinstance(command, RateClass)]
             asked, applied = self.states.get(direction), self.applied.get(direction)
@@ -144,7 +163,7 @@ class Agent:
                 "asked": dataclasses.asdict(asked) if asked else None,
                 "kept": {command.handle: dataclasses.asdict(command) for command in kept},
                 "applied": dataclasses.asdict(applied) if applied else None,
-                "counters": dataclasses.asdict(await shaper.counters()),
+                "counters": counted[direction],
             }
         return answer
 
@@ -176,13 +195,12 @@ def application(agent: Agent) -> web.Application:
         try:
             body = await request.json()
         except ValueError as wrong:
-            raise LinkError(f"body: not JSON ({wrong}); send e.g. {{\"rate_bps\": 1e8}}", "body") from wrong
+            raise LinkError(f'body: not JSON ({wrong}); send e.g. {{"rate_bps": 1e8}}', "body") from wrong
         await agent.put(body)
         return web.json_response(await agent.describe())
 
     async def get_counters(_: web.Request) -> web.Response:
-        answer = await agent.counters()
-        return web.json_response({direction: dataclasses.asdict(now) for direction, now in answer.items()})
+        return web.json_response(await agent.all_counters())
 
     @web.middleware
     async def refusals(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -214,7 +232,9 @@ async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, 
             direction: await stack.enter_async_context(Shaper(interface))
             for direction, interface in config.interfaces.items()
         }
-        agent = Agent(config, shapers, applied_log, counters_csv)
+        keeper = Keeper(config.interfaces, Path(config.socket).with_name("delay-line.sock"), config.seed)
+        stack.push_async_callback(keeper.close)
+        agent = Agent(config, shapers, keeper, applied_log, counters_csv)
         await agent.apply(config.states())
         runner = web.AppRunner(application(agent), access_log=None)
         stack.push_async_callback(runner.cleanup)

@@ -16,6 +16,9 @@ DIRECTIONS = ("to_pd", "to_prfaas")
 
 MIN_RATE_BPS = 1e6  # below, an htb class stays dead for a minute after a step; an outage is not a tiny rate
 MAX_RATE_BPS = 400e9  # a packet then takes 30 ns; htb counts whole nanoseconds
+MIN_DELAY_S = 1e-6
+MAX_DELAY_S = 2.0  # one way; a geostationary satellite takes 0.25
+MAX_LOSS = 0.5
 CONTROL_PORTS = (7168, 0xFF80)  # first port, mask: 7168-7295, docs/contracts.md
 
 ROOT_HANDLE = "1:0"
@@ -28,6 +31,7 @@ _BURST_FLOOR_BYTES = 70_000  # one 64 kB super-packet with the headers of all it
 _BURST_S = 0.004
 _QUEUE_FLOOR_BYTES = 4 * _BURST_FLOOR_BYTES
 _QUEUE_S = 0.010
+_DELAY_LINE_FLOOR = 10_000  # packets
 _QUANTUM_BYTES = 60_000
 _UNIT = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -51,7 +55,8 @@ class LinkState:
 
     `rate_bps` is what the KV class may send, Ethernet headers included; `control_rate_bps` is the control class's own
     guaranteed rate beside it, not borrowed from the KV's. `mtu` is the interfaces' (bytes), fixed when they are made.
-    `delay_s` and `jitter_s` are one-way, `loss` is a fraction: only zero is accepted while no mechanism does them.
+    `delay_s` is one-way, on top of what the queue takes; `jitter_s` moves it by at most that much either way, without
+    reordering; `loss` is the fraction of packets that never arrive, whichever class they are of.
     Raises LinkError for what cannot be had.
     """
 
@@ -67,10 +72,12 @@ class LinkState:
             _check_rate(field, getattr(self, field))
         if isinstance(self.mtu, bool) or not isinstance(self.mtu, int) or not 576 <= self.mtu <= 9000:
             _refuse("mtu", self.mtu, "is no MTU in bytes", "give an integer from 576 to 9000, usually 1500")
-        for field in ("delay_s", "jitter_s", "loss"):
-            value = _number(field, getattr(self, field))
-            if value != 0:
-                _refuse(field, value, "cannot be done: this link shapes rates only", f"leave {field} at 0")
+        for field in ("delay_s", "jitter_s"):
+            _check_delay(field, getattr(self, field))
+        if self.jitter_s > self.delay_s:
+            remedy = "a packet cannot arrive before it is sent; lower jitter_s, or raise delay_s"
+            _refuse("jitter_s", self.jitter_s, f"is more than delay_s = {self.delay_s}", remedy)
+        _check_loss("loss", self.loss)
 
 
 def _number(field: str, value: object) -> float:
@@ -90,6 +97,26 @@ def _check_rate(field: str, value: object) -> None:
         _refuse(field, value, "bits/s is below the 1 Mbit/s floor of htb", remedy)
     if rate > MAX_RATE_BPS:
         _refuse(field, value, "bits/s is more than htb can time", f"give at most {MAX_RATE_BPS:.0e}")
+
+
+def _check_delay(field: str, value: object) -> None:
+    delay_s = _number(field, value)
+    if delay_s < 0:
+        _refuse(field, value, "is negative", "give seconds, such as 0.015, or 0 for none")
+    if 0 < delay_s < MIN_DELAY_S:
+        _refuse(field, value, "s is below the kernel's microsecond", "give at least 1e-6, or 0 for none")
+    if delay_s > MAX_DELAY_S:
+        remedy = f"give at most {MAX_DELAY_S:g} (is it milliseconds? the field is seconds: 15 ms is 0.015)"
+        _refuse(field, value, "s is longer than any link", remedy)
+
+
+def _check_loss(field: str, value: object) -> None:
+    loss = _number(field, value)
+    if loss < 0:
+        _refuse(field, value, "is negative", "give a fraction, such as 0.001, or 0 for none")
+    if loss > MAX_LOSS:
+        remedy = "give a fraction (is it percent? 1 % is 0.01); a link that loses everything is an outage, not a loss"
+        _refuse(field, value, f"is more than {MAX_LOSS:g}, through which no TCP gets", remedy)
 
 
 def parse_rate(text: str | float, field: str = "rate") -> float:
@@ -206,9 +233,35 @@ def burst_bytes(rate_bps: float) -> int:
     return max(_BURST_FLOOR_BYTES, math.ceil(rate_bps / 8 * _BURST_S))
 
 
-def queue_bytes(rate_bps: float) -> int:
-    """The leaf's limit: 10 ms of the rate (at least four super-packets, else TCP starves) and what a burst lets in."""
-    return max(_QUEUE_FLOOR_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S)) + burst_bytes(rate_bps)
+def queue_bytes(rate_bps: float, delay_s: float = 0.0) -> int:
+    """The leaf's limit: what the link holds in a round trip, 10 ms of the rate and four super-packets at least (else
+    TCP starves), and what a burst lets in. `delay_s` is one-way, and taken to be the same both ways."""
+    queue_s = max(_QUEUE_S, 2 * delay_s)
+    return max(_QUEUE_FLOOR_BYTES, math.ceil(rate_bps / 8 * queue_s)) + burst_bytes(rate_bps)
+
+
+@dataclass(frozen=True, slots=True)
+class Impairment:
+    """What the delay line does to one direction; one-way, wall seconds, `loss` a fraction of packets.
+
+    `limit_packets`: what may wait in it, 1.5 x rate x delay in packets of the MTU and a burst, so that it loses none.
+    """
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    limit_packets: int = _DELAY_LINE_FLOOR
+
+    @property
+    def does_something(self) -> bool:
+        return bool(self.delay_s or self.loss)
+
+
+def impairment(state: LinkState) -> Impairment:
+    """What `state` asks of the delay line."""
+    waiting_bytes = 1.5 * state.rate_bps / 8 * (state.delay_s + state.jitter_s)
+    packets = math.ceil(waiting_bytes / (state.mtu + _ETHERNET_BYTES))
+    return Impairment(state.delay_s, state.jitter_s, state.loss, _DELAY_LINE_FLOOR + packets)
 
 
 def plan(state: LinkState) -> tuple[Command, ...]:
@@ -222,7 +275,7 @@ def plan(state: LinkState) -> tuple[Command, ...]:
         (CONTROL_CLASS, "20:0", state.control_rate_bps, 0),
     ):
         commands.append(RateClass(handle, ROOT_HANDLE, rate_bps, burst_bytes(rate_bps), _QUANTUM_BYTES, prio))
-        commands.append(Leaf(leaf, handle, queue_bytes(rate_bps)))
+        commands.append(Leaf(leaf, handle, queue_bytes(rate_bps, state.delay_s)))
     for number, end in enumerate(("sport", "dport"), start=1):
         commands.append(PortFilter(ROOT_HANDLE, CONTROL_CLASS, number, end, *CONTROL_PORTS))
     return tuple(commands)

@@ -1,7 +1,8 @@
-"""Measures what a link really carries: TCP goodput over k connections, either way, and the idle round trip.
+"""Measures what a link really carries: TCP goodput over k connections, either way, round trips, losses, reordering.
 
     python -m netem.probe serve   --address 10.77.2.1 --port 7424
     python -m netem.probe measure --host 10.77.2.1 --port 7424 --seconds 3 --connections 1 [--reverse] [--json]
+        [--packets 20000]   and of a train of that many datagrams first, what was lost and overtaken on the way
 
 Goodput is counted where it lands. The receiver of each connection notes (time, bytes so far) every few ms; the figure
 is the bytes of all connections over one common window, that opens `skip_s` after the last connection's first byte (the
@@ -27,10 +28,12 @@ from itertools import pairwise
 from typing import Any
 
 from netem.link import LinkError
+from netem.train import Tally, collect, emit, open_socket
 
 _CHUNK_BYTES = 1 << 20
 _NOTE_NS = 5_000_000
 _PATIENCE_S = 30.0
+_MIN_TRIPS, _MAX_TRIPS, _TRIPS_S = 20, 100, 3.0
 _UNSENT_BYTES = 256 << 10  # what a sender keeps unsent at most, so that it stops when it is told to
 _LENGTH = struct.Struct(">I")
 _TCP_NOTSENT_LOWAT = 25
@@ -40,7 +43,10 @@ Timeline = Sequence[tuple[int, int]]  # (CLOCK_MONOTONIC ns, bytes so far), from
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`goodput_bps`: TCP payload over `window_s`, all connections. `rtt_*_s`: idle round trips of one byte."""
+    """`goodput_bps`: TCP payload over `window_s`, all connections. `rtt_*_s`: idle round trips of one byte.
+
+    `rtt_jitter_s`: mean difference of two round trips that follow each other. `train`: None where none was asked for.
+    """
 
     goodput_bps: float
     window_s: float
@@ -50,6 +56,18 @@ class Measurement:
     rtt_min_s: float
     rtt_p50_s: float
     rtt_p99_s: float
+    rtt_jitter_s: float
+    train: TrainFound | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainFound:
+    """Datagrams sent one way, lost on the link, and overtaken. `overflowed`: lost by a busy receiver, not the link."""
+
+    sent: int
+    lost: int
+    reordered: int
+    overflowed: int
 
 
 def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) -> tuple[float, float]:
@@ -78,24 +96,36 @@ def _bytes_at(timeline: Timeline, at_ns: int) -> float:
 
 
 def measure(
-    host: str, port: int, seconds: float = 3.0, connections: int = 1, reverse: bool = False, skip_s: float | None = None
+    host: str,
+    port: int,
+    seconds: float = 3.0,
+    connections: int = 1,
+    reverse: bool = False,
+    skip_s: float | None = None,
+    packets: int = 0,
+    packets_per_s: float = 5000.0,
 ) -> Measurement:
-    """Measure against a running `serve`: from here to there, or back if `reverse`. Takes about `seconds`.
+    """Measure against a running `serve`: from here to there, or back if `reverse`. Takes about `seconds`, and up to
+    three for the round trips, and the time of the train.
 
-    `skip_s` defaults to a third of `seconds`, at most 1 s. Raises LinkError when the peer is not reached or goes away.
+    `packets_per_s` of 106 bytes on the wire must fit the link easily. `skip_s` defaults to a third of `seconds`, at
+    most 1 s. Raises LinkError when the peer is not reached or goes away.
     """
     if seconds <= 0 or connections < 1:
         raise LinkError(f"probe: seconds {seconds} and connections {connections} must be positive")
     skip_s = min(1.0, seconds / 3) if skip_s is None else skip_s
     try:
         round_trips = _round_trips(host, port)
+        train = _train(host, port, packets, packets_per_s, reverse) if packets else None
         algorithm, timelines = _traffic(host, port, seconds, connections, reverse)
     except OSError as failure:
         remedy = "is 'python -m netem.probe serve' running there, and the link up?"
         raise LinkError(f"probe: {host}:{port}: {failure}; {remedy}") from failure
     rate_bps, window_s = goodput_bps(timelines, seconds, skip_s)
-    rtts = round_trips[0], statistics.median(round_trips), round_trips[int(len(round_trips) * 0.99)]
-    return Measurement(rate_bps, window_s, connections, reverse, algorithm, *rtts)
+    jitter_s = statistics.fmean(abs(after - before) for before, after in pairwise(round_trips))
+    ordered = sorted(round_trips)
+    rtts = ordered[0], statistics.median(ordered), ordered[int(len(ordered) * 0.99)], jitter_s
+    return Measurement(rate_bps, window_s, connections, reverse, algorithm, *rtts, train)
 
 
 def _traffic(host: str, port: int, seconds: float, connections: int, reverse: bool) -> tuple[str, list[Timeline]]:
@@ -126,17 +156,45 @@ def _traffic(host: str, port: int, seconds: float, connections: int, reverse: bo
     return algorithms[0], timelines
 
 
-def _round_trips(host: str, port: int, count: int = 100) -> list[float]:
-    """Seconds, sorted."""
-    found = []
+def _round_trips(host: str, port: int) -> list[float]:
+    """Seconds, in the order of the trips: a hundred, or fewer where they take long."""
+    found: list[float] = []
     with _connect(host, port) as sock:
         _send(sock, {"do": "echo"})
-        for _ in range(count):
+        while len(found) < _MIN_TRIPS or (len(found) < _MAX_TRIPS and sum(found) < _TRIPS_S):
             start_ns = time.perf_counter_ns()
             sock.sendall(b".")
             _receive_exactly(sock, 1)
             found.append((time.perf_counter_ns() - start_ns) / 1e9)
-    return sorted(found)
+    return found
+
+
+def _train(host: str, port: int, packets: int, packets_per_s: float, reverse: bool) -> TrainFound:
+    with _connect(host, port) as sock, open_socket(sock.getsockname()[0]) as udp:
+        asked = {"do": "train", "reverse": reverse, "packets": packets, "packets_per_s": packets_per_s}
+        _send(sock, {**asked, "port": udp.getsockname()[1]})
+        if reverse:
+            tally = collect(udp, sock, lambda: int(_receive(sock)))
+            return TrainFound(packets, *_judged(packets, tally))
+        emit(udp, (host, int(_receive(sock))), packets, packets_per_s)
+        _send(sock, packets)
+        return TrainFound(packets, *_receive(sock))
+
+
+def _judged(packets: int, tally: Tally) -> tuple[int, int, int]:
+    """(lost on the link, reordered, lost by the receiver)."""
+    return packets - len(tally.seen) - tally.overflowed, tally.reordered, tally.overflowed
+
+
+def _answer_train(sock: socket.socket, asked: dict[str, Any]) -> None:
+    packets = int(asked["packets"])
+    with open_socket(sock.getsockname()[0]) as udp:
+        if asked["reverse"]:
+            emit(udp, (sock.getpeername()[0], int(asked["port"])), packets, float(asked["packets_per_s"]))
+            _send(sock, packets)
+            return
+        _send(sock, udp.getsockname()[1])
+        _send(sock, _judged(packets, collect(udp, sock, lambda: int(_receive(sock)))))
 
 
 def serve(address: str, port: int, ready: threading.Event | None = None) -> None:
@@ -165,6 +223,8 @@ def _answer(sock: socket.socket) -> None:
                     _send(sock, _drain(sock))
                 case "send":
                     _flood(sock, float(asked["seconds"]))
+                case "train":
+                    _answer_train(sock, asked)
                 case "echo":
                     while byte := sock.recv(1):
                         sock.sendall(byte)
@@ -240,6 +300,8 @@ def main() -> int:
     client.add_argument("--seconds", type=float, default=3.0)
     client.add_argument("--connections", type=int, default=1)
     client.add_argument("--reverse", action="store_true", help="from the server to here")
+    client.add_argument("--packets", type=int, default=0, help="a train of datagrams; 0 for none")
+    client.add_argument("--packets-per-s", type=float, default=5000.0)
     client.add_argument("--json", action="store_true", help="one JSON object on stdout")
     for command in (server, client):
         command.add_argument("--port", type=int, required=True)
@@ -248,7 +310,8 @@ def main() -> int:
         if args.command == "serve":
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             serve(args.address, args.port)
-        found = measure(args.host, args.port, args.seconds, args.connections, args.reverse)
+        train = {"packets": args.packets, "packets_per_s": args.packets_per_s}
+        found = measure(args.host, args.port, args.seconds, args.connections, args.reverse, **train)
     except LinkError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2
@@ -257,6 +320,8 @@ def main() -> int:
     else:
         print(f"goodput {found.goodput_bps / 1e6:.1f} Mbit/s over {found.window_s:.1f} s ({found.congestion_control})")
         print(f"idle round trip min {found.rtt_min_s * 1e3:.3f} ms, p50 {found.rtt_p50_s * 1e3:.3f} ms")
+        if found.train is not None:
+            print(f"train of {found.train.sent}: {found.train.lost} lost, {found.train.reordered} reordered")
     return 0
 
 

@@ -144,7 +144,8 @@ class StateDir:
     def clean(self) -> list[str]:
         """Remove what only a running testbed needs; logs and loads stay. Returns what was removed, in words."""
         removed = []
-        for path in (self.supervisor_sock, self.agent_sock, self.failure_file, self.record_file):
+        of_the_line = [self.root / f"delay-line.{ending}" for ending in ("sock", "json")]
+        for path in (self.supervisor_sock, self.agent_sock, *of_the_line, self.failure_file, self.record_file):
             if _unlink(path):
                 removed.append(str(path))
         for directory in (self.ready, self.config):

@@ -17,7 +17,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig, application
-from netem.link import Command, LinkError, LinkState, plan
+from netem.link import Command, Impairment, LinkError, LinkState, plan
 from netem.tc import Applied, ClassCounters, Counters
 
 
@@ -43,6 +43,21 @@ class FakeShaper:
         return Counters(123, ClassCounters(1000, 2, 3, 4, 1), ClassCounters(50, 1, 0, 0, 0), 0)
 
 
+class FakeKeeper:
+    """A delay line that serves once something is asked of it."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, Impairment] = {}
+
+    async def apply(self, wanted: dict[str, Impairment]) -> set[str]:
+        changed = {way for way, asked in wanted.items() if self.wanted.get(way, Impairment()) != asked}
+        self.wanted = wanted
+        return changed if any(asked.does_something for asked in wanted.values()) else set()
+
+    async def describe(self) -> dict[str, dict[str, Any]]:
+        return {way: {"deaths": 0} for way, asked in self.wanted.items() if asked.does_something}
+
+
 VALID: dict[str, Any] = {
     "socket": "s",
     "interfaces": {"to_pd": "w-pd", "to_prfaas": "w-prfaas"},
@@ -57,7 +72,8 @@ VALID: dict[str, Any] = {
 async def agent() -> Agent:
     config = AgentConfig(**VALID, sample_s=0.01)
     shapers: Any = {direction: FakeShaper() for direction in config.interfaces}
-    made = Agent(config, shapers, io.StringIO(), io.StringIO())
+    keeper: Any = FakeKeeper()
+    made = Agent(config, shapers, keeper, io.StringIO(), io.StringIO())
     await made.apply(config.states())
     return made
 
@@ -120,6 +136,25 @@ async def test_only_real_steps_are_logged_with_their_times(client: TestClient[An
         ("to_pd", 3e7),
     ]
     assert all(row["t_applied_ns"] > 0 for row in log(agent))
+
+
+async def test_delay_and_loss_are_asked_of_the_delay_line_per_direction(
+    client: TestClient[Any, Any], agent: Agent
+) -> None:
+    response = await client.put("/link", json={"delay_s": 0.02, "to_pd": {"loss": 0.01}})
+    assert response.status == 200
+    assert (await response.json())["to_pd"]["asked"]["loss"] == 0.01
+    wanted = agent.keeper.wanted  # type: ignore[attr-defined]
+    assert {way: (asked.delay_s, asked.loss) for way, asked in wanted.items()} == {
+        "to_pd": (0.02, 0.01),
+        "to_prfaas": (0.02, 0.0),
+    }
+
+
+async def test_the_delay_line_is_counted_once_it_serves(client: TestClient[Any, Any]) -> None:
+    assert (await (await client.get("/counters")).json())["to_pd"]["delay_line"] is None
+    await client.put("/link", json={"to_pd": {"delay_s": 0.02}})
+    assert (await (await client.get("/counters")).json())["to_pd"]["delay_line"] == {"deaths": 0}
 
 
 async def test_steps_keep_their_distance(client: TestClient[Any, Any], agent: Agent) -> None:
@@ -187,5 +222,3 @@ def test_every_direction_needs_a_rate() -> None:
 def test_the_initial_state_may_differ_by_direction() -> None:
     config = AgentConfig(**(VALID | {"state": {"rate_bps": 2e7, "mtu": 9000, "to_pd": {"rate_bps": 4e7}}}))
     assert config.states() == {"to_pd": LinkState(4e7, mtu=9000), "to_prfaas": LinkState(2e7, mtu=9000)}
-
-

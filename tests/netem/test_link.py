@@ -18,6 +18,7 @@ from netem.link import (
     Root,
     burst_bytes,
     expected_goodput_bps,
+    impairment,
     parse_rate,
     plan,
     queue_bytes,
@@ -86,10 +87,63 @@ def test_the_floor_is_a_megabit_and_the_ceiling_is_what_htb_can_time() -> None:
     assert kv_class(LinkState(400e9)).rate_bps == 400e9
 
 
-@pytest.mark.parametrize(("field", "value"), [("delay_s", 0.02), ("delay_s", math.nan), ("jitter_s", 1), ("loss", 0.1)])
-def test_a_state_refuses_what_no_mechanism_does(field: str, value: float) -> None:
-    with pytest.raises(LinkError, match=field):
-        LinkState(rate_bps=20e6, **{field: value})  # type: ignore[arg-type]
+@pytest.mark.parametrize("delay_s", [0, 0.0, 1e-6, 0.0005, 5e-3, 0.25, 2])
+def test_delays_are_taken_exactly_from_a_microsecond_to_two_seconds(delay_s: float) -> None:
+    assert impairment(LinkState(20e6, delay_s=delay_s)).delay_s == delay_s
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("delay_s", -0.001, "negative"),
+        ("delay_s", 5e-7, "microsecond"),
+        ("delay_s", 15, "is it milliseconds"),  # 15 ms
+        ("delay_s", 50_000, "is it milliseconds"),  # chaos-mesh#4545
+        ("delay_s", math.nan, "not finite"),
+        ("delay_s", math.inf, "not finite"),
+        ("delay_s", "15ms", "not a number"),
+        ("delay_s", True, "not a number"),
+        ("delay_s", None, "not a number"),
+        ("jitter_s", 0.02, "more than delay_s = 0.01"),
+        ("jitter_s", -0.001, "negative"),
+        ("jitter_s", math.nan, "not finite"),
+        ("loss", -0.1, "negative"),
+        ("loss", 1, "is it percent"),  # 1 %
+        ("loss", 1.0, "an outage"),
+        ("loss", 0.51, "more than 0.5"),
+        ("loss", math.nan, "not finite"),
+        ("loss", "1%", "not a number"),
+    ],
+)
+def test_a_state_refuses_a_delay_or_loss_that_cannot_be_meant(field: str, value: Any, why: str) -> None:
+    with pytest.raises(LinkError, match=f"^{field}: .*{why}") as refused:
+        LinkState(**{"rate_bps": 20e6, "delay_s": 0.01, field: value})
+    assert refused.value.field == field
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize("loss", [0, 0.001, 0.01, 0.5])
+def test_loss_is_a_fraction(loss: float) -> None:
+    assert impairment(LinkState(20e6, loss=loss)).loss == loss
+
+
+def test_the_delay_line_holds_one_and_a_half_times_what_is_under_way_and_a_burst() -> None:
+    # 1.5 x 125 MB/s x 25 ms = 4 687 500 bytes in packets of 1514
+    assert impairment(LinkState(1e9, delay_s=0.02, jitter_s=0.005)).limit_packets == 10_000 + 3097
+    assert impairment(LinkState(1e9)).limit_packets == 10_000
+
+
+def test_only_delay_or_loss_needs_the_delay_line() -> None:
+    assert not impairment(LinkState(1e9)).does_something
+    assert impairment(LinkState(1e9, delay_s=1e-3)).does_something
+    assert impairment(LinkState(1e9, loss=1e-3)).does_something
+
+
+def test_the_queue_holds_a_round_trip_of_the_delay() -> None:
+    assert queue_bytes(1e9, 0.03) == 7_500_000 + burst_bytes(1e9)
+    assert queue_bytes(1e9, 0.001) == queue_bytes(1e9)
+    leaf = next(c for c in plan(LinkState(1e9, delay_s=0.03)) if isinstance(c, Leaf))
+    assert leaf.limit_bytes == queue_bytes(1e9, 0.03)
 
 
 @pytest.mark.parametrize("mtu", [0, 1500.0, 100_000, True, "1500"])
@@ -190,7 +244,8 @@ def test_an_update_holds_for_both_directions_unless_it_names_one() -> None:
         ({"to_pd": {"speed": 1}}, "to_pd.speed"),
         ({"to_pd": 1e8}, "to_pd"),
         ({"mtu": 9000}, "mtu"),
-        ({"delay_s": 0.02}, "delay_s"),
+        ({"delay_s": 20}, "delay_s"),
+        ({"to_pd": {"loss": 1}}, "to_pd.loss"),
         ([1e8], "link"),
         (None, "link"),
     ],

@@ -258,14 +258,6 @@ class TestLengthsChange:
             run.seconds(1)
         assert run.moves()[0][1].trigger == "queues surge"
 
-    def test_the_queue_of_a_site_that_is_gone_calls_for_nothing(self) -> None:
-        run = Run(profile_s=10_000.0).arrive(draw(9.90, 2000)).seconds(70)
-        for ago in range(20):
-            run.observed.queue_s["prfaas"].add(run.view.now_s - 20 + ago, 20.0 + ago)
-        run.become("dead", *REMOTE).seconds(70)
-        run.arrive(draw(9.01, 2000)).seconds(100)
-        assert "queues surge" not in [note.trigger for _, note in run.moves()]
-
 
 class TestTheSite:
     """A site that is gone: everything local at once; back without a stampede."""

@@ -52,8 +52,10 @@ WHY_NOT = missing()
 pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
-def child(scenario: str, isolate: list[str], timeout_s: float = 90) -> dict[str, Any]:
-    command = [*isolate, sys.executable, "-m", "tests.wire.test_link", scenario]
+def child(
+    scenario: str, isolate: list[str], module: str = "tests.wire.test_link", timeout_s: float = 90
+) -> dict[str, Any]:
+    command = [*isolate, sys.executable, "-m", module, scenario]
     done = subprocess.run(command, cwd=ROOM, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

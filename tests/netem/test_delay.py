@@ -1,0 +1,172 @@
+"""The delay line without a kernel: due times, jitter without reordering, losses, lateness; the kernel's messages."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from netem import nfnetlink as nl
+from netem.divert import COMPAT, NATIVE, rule, understand
+from netem.holding import Holding, Jitter, Lateness
+from netem.link import Impairment, LinkError
+from netem.train import Tally
+
+MS = 1_000_000
+
+
+class Draws(Random):
+    """Says the numbers it was given, in order."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.numbers = list(numbers)
+
+    def uniform(self, a: float, b: float) -> float:
+        number = self.numbers.pop(0)
+        assert a <= number <= b
+        return number
+
+
+def holding(**impairment: float) -> Holding:
+    made = Holding("seed")
+    made.set(Impairment(**impairment))
+    return made
+
+
+def test_a_packet_is_due_a_delay_after_it_arrived() -> None:
+    line = holding(delay_s=0.015)
+    assert line.due_ns is None
+    assert line.arrive(1, 100 * MS)
+    assert line.arrive(2, 103 * MS)
+    assert line.due_ns == 115 * MS
+    assert line.release(115 * MS - 1) is None
+    assert line.release(115 * MS) == 1
+    assert (line.due_ns, line.held, line.passed) == (118 * MS, 1, 1)
+
+
+def test_a_release_names_the_newest_of_all_that_are_due() -> None:
+    line = holding(delay_s=0.001)
+    for packet in range(5):
+        line.arrive(packet, packet * MS)
+    assert line.release(4 * MS) == 3
+    assert line.lateness.max_ns == 3 * MS  # packet 0 was due at 1 ms
+    assert line.release(5 * MS) == 4
+
+
+def test_a_shorter_delay_never_overtakes_what_waits() -> None:
+    line = holding(delay_s=0.080)
+    line.arrive(1, 0)
+    line.set(Impairment(delay_s=0.005))
+    line.arrive(2, 10 * MS)
+    line.arrive(3, 90 * MS)
+    assert line.release(79 * MS) is None
+    assert line.release(80 * MS) == 2
+    assert line.due_ns == 95 * MS
+
+
+def test_jitter_is_straight_between_its_knots() -> None:
+    # knots 4 x 5 ms apart: 0 ms draws 2 and -4, 20 ms goes on from there to 1
+    jitter = Jitter(Draws(2 * MS, -4 * MS, 1 * MS))
+    jitter.set(5 * MS)
+    assert [jitter.at(t * MS) for t in (0, 10, 15)] == [2 * MS, -1 * MS, -2.5 * MS]
+    assert [jitter.at(t * MS) for t in (20, 30)] == [-4 * MS, -1.5 * MS]
+
+
+def test_jitter_after_a_silence_starts_from_a_new_knot() -> None:
+    jitter = Jitter(Draws(2 * MS, -4 * MS, 5 * MS, 3 * MS))
+    jitter.set(5 * MS)
+    jitter.at(0)
+    assert jitter.at(100 * MS) == 5 * MS
+
+
+def test_jitter_neither_reorders_nor_shifts_the_mean_nor_exceeds_its_bound() -> None:
+    line = holding(delay_s=0.015, jitter_s=0.005)
+    arrivals = range(0, 60_000 * MS, MS // 2)
+    due = []
+    for packet, t_ns in enumerate(arrivals):
+        line.arrive(packet, t_ns)
+        assert line.due_ns is not None
+        due.append(line.due_ns)
+        line.release(line.due_ns)
+    delays = [(at - t_ns) / MS for at, t_ns in zip(due, arrivals, strict=True)]
+    assert all(later > before for before, later in pairwise(due))
+    assert 10 <= min(delays) < 11 < 19 < max(delays) <= 20
+    assert sum(delays) / len(delays) == pytest.approx(15, abs=0.2)
+
+
+def test_a_loss_is_a_draw_a_packet_and_the_lost_are_not_held() -> None:
+    line = holding(loss=0.01)
+    kept = sum(line.arrive(packet, 0) for packet in range(100_000))
+    assert line.lost == 100_000 - kept
+    assert line.held == kept
+    assert line.lost == pytest.approx(1000, abs=4 * 31.5)
+
+
+def test_losses_are_those_of_the_seed() -> None:
+    first, again, other = Holding("7/to_pd"), Holding("7/to_pd"), Holding("7/to_prfaas")
+    for line in (first, again, other):
+        line.set(Impairment(loss=0.5))
+    lost = [[line.arrive(packet, 0) for packet in range(64)] for line in (first, again, other)]
+    assert lost[0] == lost[1] != lost[2]
+
+
+def test_without_loss_nothing_is_lost() -> None:
+    line = holding(delay_s=0.001)
+    assert all(line.arrive(packet, 0) for packet in range(10_000))
+
+
+def test_lateness_is_read_from_its_buckets_and_the_maximum_is_exact() -> None:
+    late = Lateness()
+    assert late.quantile_s(0.99) == 0.0
+    for late_ns in [12_000] * 98 + [61_000, 30 * MS]:
+        late.add(late_ns)
+    assert late.quantile_s(0.5) == pytest.approx(15e-6)  # the bucket 10-15 us
+    assert late.quantile_s(0.99) == pytest.approx(65e-6)
+    assert late.max_ns == 30 * MS
+
+
+@pytest.mark.parametrize("mechanism", [NATIVE, COMPAT])
+def test_a_rule_is_understood_as_it_was_written(mechanism: str) -> None:
+    assert understand(rule(mechanism, "w-pd", 2)) == ("w-pd", 2)
+
+
+def test_a_rule_carries_no_bypass() -> None:
+    expressions = [nl.attributes(element) for _, element in nl.attribute_list(rule(NATIVE, "w-pd", 258))]
+    assert [parts[1] for parts in expressions] == [b"meta\0", b"cmp\0", b"queue\0"]
+    assert nl.attributes(expressions[2][2]) == {1: b"\x01\x02", 2: b"\x00\x01"}  # number and total; no flags
+
+
+def test_the_compatible_rule_is_the_target_without_flags() -> None:
+    expressions = [nl.attributes(element) for _, element in nl.attribute_list(rule(COMPAT, "w-pd", 258))]
+    target = nl.attributes(expressions[2][2])
+    assert (target[1], target[2]) == (b"NFQUEUE\0", bytes(4))  # revision 0 knows a number only
+    assert target[3] == struct.pack("=H6x", 258)
+
+
+def test_a_rule_with_a_bypass_is_not_ours() -> None:
+    meta_and_compare = b"".join(nl.attribute(1, body) for _, body in nl.attribute_list(rule(NATIVE, "w-pd", 1))[:2])
+    data = nl.attribute(1, b"\0\1") + nl.attribute(2, b"\0\1") + nl.attribute(3, b"\0\1")
+    bypass = nl.nested(1, nl.attribute(1, b"queue\0"), nl.nested(2, data))
+    with pytest.raises(LinkError, match="not this agent's"):
+        understand(meta_and_compare + bypass)
+
+
+def test_attributes_are_padded_and_nested_ones_marked() -> None:
+    assert nl.attribute(3, b"abcde") == struct.pack("=HH", 9, 3) + b"abcde\0\0\0"
+    assert nl.attributes(nl.nested(7, nl.attribute(3, b"abcde"))) == {7: nl.attribute(3, b"abcde")}
+
+
+def test_a_message_comes_apart_as_it_was_put_together() -> None:
+    raw = nl.message(0x302, nl.REQUEST, 9, 2, 258, b"body") + nl.message(3, 0, 10, 0, 0)
+    assert list(nl.messages(raw)) == [(0x302, 9, b"\x02\0\x01\x02body"), (3, 10, bytes(4))]
+    assert nl.error_of(struct.pack("=i", -16)) == 16
+
+
+def test_a_tally_counts_what_came_late_and_what_came_twice_once() -> None:
+    tally = Tally()
+    for number in (0, 1, 4, 3, 3, 5):
+        tally.add(number)
+    assert (len(tally.seen), tally.reordered, tally.highest) == (5, 1, 5)
