@@ -156,7 +156,7 @@ class Mahimahi:
         starts = [i * self.window_s for i in range(windows)]
         ends = [*starts[1:], length_s]
         bits = PACKET_BITS * self.scale
-        return [(a, n * bits / (b - a)) for a, b, n in zip(starts, ends, packets, strict=True)]
+        return [(a, round(n * bits / (b - a), 3)) for a, b, n in zip(starts, ends, packets, strict=True)]
 
     @cached_property
     def _stamps(self) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from netem.courses import number, rate, refuse
+from netem.courses import Point, number, rate, refuse
 
 RESUME_S = 1.0
 """A bucket that was empty is at its peak again once it holds what the peak sends in this time (or is full)."""
@@ -79,3 +79,15 @@ class TokenBucket:
         else:
             wait_s = (self._resume - self._tokens) / self._refill
         return self._at_s + max(LOOK_S, wait_s)
+
+
+def saturated(spec: TokenBucketSpec, end_s: float) -> list[Point]:
+    """(t_s, rate_bps) in [0, end_s) for somebody who always sends all that he may."""
+    bucket, at_s, sent = TokenBucket(spec), 0.0, 0.0
+    points = [(0.0, bucket.rate_bps)]
+    while (next_s := bucket.next_s()) < end_s:
+        sent += bucket.rate_bps * (next_s - at_s)
+        at_s = next_s
+        if bucket.advance(at_s, sent) != points[-1][1]:
+            points.append((at_s, bucket.rate_bps))
+    return points

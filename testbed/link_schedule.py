@@ -1,4 +1,5 @@
-"""The link that varies, of a scenario: where its rate changes during a load, by its schedule or by its phases.
+"""The link that varies, of a scenario: where its rate changes during a load, by its schedule or by its phases; and any
+schedule by itself, for people to look at.
 
 Both clocks take the same steps: virtual time hands them to `World`, a load on the wire to the shaper's agent. Steps of
 a schedule are never closer than the wire can take them (`netem.schedule.MIN_STEP_S` of wall time).
@@ -7,15 +8,21 @@ a schedule are never closer than the wire can take them (`netem.schedule.MIN_STE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Final
 
+from netem.courses import Steps
 from netem.link import LinkError
-from netem.schedule import MIN_STEP_S, Schedule, from_data
+from netem.schedule import MIN_STEP_S, Schedule, data_of, from_data
+from netem.token_bucket import TokenBucketSpec, saturated
 from testbed.phases import LinkStep, link_rates
 from testbed.phases import link_steps as phase_steps
-from testbed.scenario import Scenario
+from testbed.scenario import Scenario, load, parse
+from testbed.scenario_data import read
 
-TRIGGER = "schedule"
+TRIGGER: Final = "schedule"
+SPAN_S: Final = 3600.0
 
 
 def read_file(name: str) -> bytes:
@@ -71,3 +78,75 @@ def link_means(scenario: Scenario, spans: Sequence[tuple[float, float]]) -> list
     if schedule is not None:
         return [schedule.mean_bps(start_s, end_s) for start_s, end_s in spans]
     return link_rates(scenario.phases, scenario.link.rate_bps) or [scenario.link.rate_bps] * len(spans)
+
+
+def find(text: str, seed: int) -> tuple[str, Schedule | TokenBucketSpec, float | None]:
+    """What somebody means by a schedule: its name, itself, and how long it is meant for (a scenario's, its load).
+
+    text: a mapping such as {kind: square, ...}, the path of a YAML or JSON file with one or with a scenario, of a
+    recording (CSV or mahimahi, by its content), or a shipped scenario's name. Raises LinkError and ScenarioError.
+    """
+    if text.lstrip().startswith("{"):
+        data = read(text, "SCHEDULE")
+        return "schedule", from_data(data, seed=seed, read=read_file), None
+    if "/" not in text and "." not in text and not Path(text).is_file():
+        return _of_scenario(load(text))
+    content = read_file(text)
+    if Path(text).suffix in (".yaml", ".yml", ".json"):
+        data = read(content.decode("utf-8-sig", "replace"), text)
+        if "kind" in data:
+            return Path(text).stem, from_data(data, seed=seed, read=read_file, where=text), None
+        return _of_scenario(parse(data, text))
+    kind = "csv" if b"," in content.lstrip().split(b"\n", 1)[0] else "mahimahi"
+    return Path(text).name, from_data({"kind": kind, "file": text}, read=read_file), None
+
+
+def _of_scenario(scenario: Scenario) -> tuple[str, Schedule, float]:
+    """Its schedule, or what its phases make of the link."""
+    steps = {0.0: scenario.link.rate_bps, **dict(link_steps(scenario))}
+    made = schedule_of(scenario) or Schedule(Steps(tuple(steps.items())))
+    return scenario.name, made, scenario.workload.duration_s
+
+
+def describe(name: str, made: Schedule | TokenBucketSpec, end_s: float | None) -> dict[str, Any]:
+    """A schedule's figures and steps in [0, end_s), s and bits/s; a token bucket's for somebody who always sends.
+
+    end_s: unless given, two periods, or all that happens until a last rate holds, or an hour of what goes on. down_s:
+    in outages.
+    """
+    if isinstance(made, TokenBucketSpec):
+        end_s = end_s or SPAN_S
+        data, steps, course = data_of(made), saturated(made, end_s), "a token bucket, always used"
+        made = Schedule(Steps(tuple(steps)))
+    else:
+        end_s = end_s or _span_s(made)
+        data, steps, course = made.to_data(), made.steps(0.0, end_s), _course_of(made)
+    lengths_s = [b - a for (a, _), (b, _) in pairwise([*steps, (end_s, 0.0)])]
+    rates = [rate_bps for _, rate_bps in steps]
+    return {
+        "name": name,
+        "course": course,
+        "end_s": end_s,
+        "mean_bps": made.mean_bps(0.0, end_s),
+        "min_bps": min(rates),
+        "max_bps": max(rates),
+        "down_s": sum(length_s for length_s, rate_bps in zip(lengths_s, rates, strict=True) if rate_bps == 0),
+        "changes": len(steps) - 1,
+        "shortest_step_s": min(lengths_s[:-1], default=None),
+        "schedule": data,
+        "steps": steps,
+    }
+
+
+def _course_of(made: Schedule) -> str:
+    if made.period_s is not None:
+        return f"{made.course.kind}, again every {made.period_s:g} s"
+    if made.duration_s is not None:
+        return f"{made.course.kind}, holds from {made.duration_s:g} s on"
+    return f"{made.course.kind}, goes on as its seed has it"
+
+
+def _span_s(made: Schedule) -> float:
+    if made.period_s is not None:
+        return 2 * made.period_s
+    return SPAN_S if made.duration_s is None else max(60.0, 1.25 * made.duration_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import print_json, running_testbed, say
+from testbed.cli.shared import check_plot, print_json, running_testbed, say
 
 if TYPE_CHECKING:
     from traces.fetch import Public
 
-link_app = typer.Typer(help="The link between the sites of the running testbed.", no_args_is_help=True)
+link_app = typer.Typer(
+    help="The link between the sites: of the running testbed, and as a schedule.", no_args_is_help=True
+)
 trace_app = typer.Typer(help="Workload traces.", no_args_is_help=True)
 
 
@@ -78,6 +81,55 @@ def link_verify(
     else:
         show_verified(result)
     raise typer.Exit(0 if result["ok"] else 3)
+
+
+@link_app.command("plot")
+def link_plot(
+    schedule: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCHEDULE",
+            help="A mapping such as '{kind: square, high_bps: 8gbps, low_bps: 1gbps, period_s: 60}', a YAML or JSON "
+            "file with one, a recording (CSV with t_s,rate_bps, or mahimahi), or a scenario.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw it (.png, .svg or .pdf).")] = None,
+    duration_s: Annotated[
+        float | None, typer.Option("--duration-s", metavar="S", help="How much of it, model seconds from t = 0.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="For a model that draws and has no seed of its own.")] = 1,
+    json: JsonOption = False,
+) -> None:
+    """Show what a link that varies does: its figures, drawn with --out, its steps with --json."""
+    from testbed.link_schedule import describe, find
+
+    check_plot(out, "--out")
+    if duration_s is not None and not 0 < duration_s < math.inf:
+        raise typer.BadParameter(f"{duration_s:g}: must be seconds, more than 0", param_hint="--duration-s")
+    name, made, lasts_s = find(schedule, seed)
+    result = describe(name, made, duration_s or lasts_s)
+    if out is not None:
+        from testbed.figures.schedule import plot_schedule
+
+        plot_schedule(result, out)
+        say(f"drew {out}")
+    _show(result if json else {key: value for key, value in result.items() if key != "steps"}, json)
+
+
+@link_app.command("capabilities")
+def link_capabilities(json: JsonOption = False) -> None:
+    """What a link can be asked for here, what does it, and what is missing. Exit code 1 when something is."""
+    from netem.capabilities import probe
+    from testbed.launch.namespaces import unshare_argv
+    from testbed.show import show_capabilities
+
+    found = probe(unshare_argv())
+    ok = all(one.backend for one in found if one.name != "sch_netem")
+    if json:
+        print_json({"ok": ok, "capabilities": [asdict(one) for one in found]})
+    else:
+        show_capabilities(found)
+    raise typer.Exit(0 if ok else 1)
 
 
 TraceFileArg = Annotated[

@@ -169,8 +169,8 @@ def new_folder(out: Path | None, scenario: Scenario) -> Path:
     return folder
 
 
-def check_plot(path: Path | None) -> None:
-    """A figure that could not be drawn is refused before anything runs for it."""
+def check_plot(path: Path | None, option: str = "--plot") -> None:
+    """A figure that could not be drawn is refused before anything runs for it. option: that names it."""
     if path is None:
         return
     from testbed.figures.draw import check
@@ -178,9 +178,9 @@ def check_plot(path: Path | None) -> None:
     try:
         check(path)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--plot") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
     if not path.parent.is_dir():
-        raise typer.BadParameter(f"{path}: there is no folder {path.parent}; make it", param_hint="--plot")
+        raise typer.BadParameter(f"{path}: there is no folder {path.parent}; make it", param_hint=option)
 
 
 def write_trace(path: Path | None, source: pd.DataFrame | Path) -> None:

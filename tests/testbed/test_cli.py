@@ -74,7 +74,7 @@ class TestHelp:
     @pytest.mark.parametrize(
         "command",
         [[], ["plan"], ["simulate"], ["run"], ["up"], ["load"], ["status"], ["logs"], ["down"], ["doctor"], ["link"]]
-        + [["link", verb] for verb in ("show", "set", "verify")]
+        + [["link", verb] for verb in ("show", "set", "verify", "plot")]
         + [["trace", verb] for verb in ("info", "convert", "fetch")],
     )
     def test_every_command_has_it(self, prfaas: Any, command: list[str]) -> None:
@@ -239,6 +239,79 @@ class TestWithoutATestbed:
     def test_doctor_looks_for_leftovers(self, prfaas: Any) -> None:
         ended = prfaas("doctor", "--leftovers", "--json")
         assert ended.code == (1 if ended.json["leftovers"] else 0)
+
+
+SQUARE = "{kind: square, high_bps: 8gbps, low_bps: 1gbps, period_s: 60}"
+
+
+class TestLinkPlot:
+    def test_json_has_the_steps_and_the_figures(self, prfaas: Any) -> None:
+        shown = prfaas("link", "plot", SQUARE, "--json", "--duration-s", "100").json
+        assert shown["steps"] == [[0, 8e9], [30, 1e9], [60, 8e9], [90, 1e9]]
+        assert (shown["end_s"], shown["changes"], shown["down_s"]) == (100, 3, 0)
+        assert (shown["mean_bps"], shown["min_bps"], shown["max_bps"]) == (pytest.approx(5.2e9), 1e9, 8e9)
+        assert shown["schedule"]["kind"] == "square"
+
+    @pytest.mark.parametrize(
+        ("name", "text", "steps"),
+        [
+            ("a.yaml", SQUARE, [[0, 8e9], [30, 1e9], [60, 8e9], [90, 1e9]]),
+            (
+                "a.json",
+                '{"kind": "constant", "rate_bps": 1e9, "outages": {"at_s": 5, "duration_s": 1}}',
+                [[0, 1e9], [5, 0], [6, 1e9]],
+            ),
+            ("a.csv", "t_s,rate_bps\n0,1gbps\n5,2gbps\n", [[0, 1e9], [5, 2e9]]),
+            ("recorded", "".join(f"{ms}\n" for ms in range(1, 1001)), [[0, 12e6]]),
+        ],
+    )
+    def test_reads_a_file_for_what_it_is(self, prfaas: Any, tmp_path: Path, name: str, text: str, steps: Any) -> None:
+        (tmp_path / name).write_text(text)
+        assert prfaas("link", "plot", name, "--json").json["steps"][:4] == steps
+
+    def test_shows_what_a_scenario_does(self, prfaas: Any, tmp_path: Path) -> None:
+        phases = prfaas("link", "plot", "link-drop", "--json").json
+        assert phases["steps"] == [[0, 100e9], [300, 5e9], [600, 100e9]]
+        scenario = load("toy", [f"link.schedule={SQUARE}", "workload.duration_s=70", "workload.warmup_s=0"])
+        (tmp_path / "mine.yaml").write_text(scenario.to_yaml())
+        own = prfaas("link", "plot", "mine.yaml", "--json").json
+        assert (own["name"], own["end_s"], own["steps"]) == ("toy", 70, [[0, 8e9], [30, 1e9], [60, 8e9]])
+
+    def test_shows_a_token_bucket_as_it_is_when_it_is_always_used(self, prfaas: Any) -> None:
+        bucket = "{kind: token_bucket, peak_bps: 10gbps, base_bps: 1gbps, budget_bytes: 675e9}"
+        shown = prfaas("link", "plot", bucket, "--json").json
+        assert shown["steps"] == [[0, 10e9], [pytest.approx(600), 1e9]]
+
+    def test_draws_from_the_seed(self, prfaas: Any) -> None:
+        drawn = [
+            prfaas("link", "plot", "{kind: stationary, mean_bps: 8gbps}", "--json", "--seed", seed).json["steps"]
+            for seed in ("1", "1", "2")
+        ]
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+    def test_draws_it(self, prfaas: Any, tmp_path: Path, suffix: str) -> None:
+        ended = prfaas("link", "plot", SQUARE, "--out", f"link.{suffix}")
+        assert (ended.code, ended.err) == (0, f"drew link.{suffix}\n")
+        magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+        assert (tmp_path / f"link.{suffix}").read_bytes().startswith(magic)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["{kind: sqare}"], "schedule.kind: 'sqare' is no model; did you mean square?"),
+            (["{kind: "], "SCHEDULE: line 1: not YAML"),
+            (["papr"], "did you mean paper?"),
+            (["none.csv"], "none.csv: cannot be read"),
+            ([SQUARE, "--out", "a.gif"], "a figure ends in .png, .svg, .pdf"),
+            ([SQUARE, "--duration-s", "0"], "0: must be seconds, more than 0"),
+            ([SQUARE, "--duration-s", "nan"], "nan: must be seconds, more than 0"),
+        ],
+    )
+    def test_refuses(self, prfaas: Any, arguments: list[str], said: str) -> None:
+        ended = prfaas("link", "plot", *arguments)
+        assert (ended.code, ended.out) == (2, "")
+        assert said in ended.err
 
 
 class TestTraceInfo:
