@@ -16,8 +16,9 @@ import pytest
 
 from emulator.decode_instance import DecodeInstance
 from emulator.instance import PrefillInstance
-from testbed.assemble import build_workload, link_steps, policy_setup, workload_lengths
+from testbed.assemble import build_workload, policy_setup, workload_lengths
 from testbed.control import Change, Record
+from testbed.link_schedule import link_steps
 from testbed.report.collect import Collector
 from testbed.report.little import littles_law
 from testbed.scenario import load
