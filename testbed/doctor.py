@@ -17,6 +17,8 @@ import psutil
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from netem.capabilities import probe
+from netem.link import LinkError
 from testbed.launch.namespaces import open_port, refusal, search_path, unshare_argv
 from testbed.launch.state import StateDir, TestbedError
 
@@ -26,7 +28,7 @@ CORES = 4
 MEMORY_BYTES = 4 << 30
 DISK_BYTES = 1 << 30
 REQUIRED_PROGRAMS = ("unshare", "nsenter")
-OTHER_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "iptables": "iptables"}
+OTHER_PROGRAMS = {"ip": "iproute2", "tc": "iproute2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def checks(port: int = 8000) -> list[Check]:
     refused = refusal() if sys.platform == "linux" else "not Linux"
     if refused is None:
         found.append(Check("namespaces", "ok", f"can be made as uid {os.geteuid()}"))
-        found += _kernel(_probe())
+        found += [*_kernel(_probe()), *_link()]
     else:
         what, _, remedy = refused.partition("; ")
         found.append(Check("namespaces", "missing", what, remedy))
@@ -77,8 +79,8 @@ def _programs() -> list[Check]:
     for program, package in OTHER_PROGRAMS.items():
         where = shutil.which(program, path=path)
         remedy = "" if where else f"install {package}"
-        use = "links with delay, which are not built yet" if program == "iptables" else "looking at the link by hand"
-        found.append(Check(program, "ok" if where else "warn", where or f"not found; it is for {use}", remedy))
+        detail = where or "not found; it is for looking at the link by hand"
+        found.append(Check(program, "ok" if where else "warn", detail, remedy))
     return found
 
 
@@ -94,27 +96,33 @@ def _probe() -> dict[str, str]:
         return {"veth": f"could not be tried ({error})"}
 
 
-def _kernel(probe: dict[str, str]) -> list[Check]:
+def _kernel(tried: dict[str, str]) -> list[Check]:
     found = []
     for name, what in (("veth", "pairs of interfaces between sites"), ("htb", "the link's rate")):
-        refused = probe.get(name, "could not be tried")
+        refused = tried.get(name, "could not be tried")
         remedy = (
             f"load its module as root: modprobe {'sch_htb' if name == 'htb' else name}; or use a kernel that has it"
         )
         found.append(
             Check(name, "ok", f"{what}: works") if not refused else Check(name, "missing", f"{what}: {refused}", remedy)
         )
-    refused = probe.get("netem", "could not be tried")
-    fallback = "nothing needs it yet: links are shaped by rate only"
-    found.append(
-        Check("netem", "ok", "works (informational: links are shaped by rate only)")
-        if not refused
-        else Check("netem", "warn", f"{refused}; {fallback}", "as root: modprobe sch_netem, where the kernel has it")
-    )
-    for name in ("ingress", "ifb"):
-        refused = probe.get(name, "could not be tried")
+    for name in ("netem", "ingress", "ifb"):
+        refused = tried.get(name, "could not be tried")
         found.append(Check(name, "ok", f"{refused or 'works'} (informational: nothing needs it)"))
     return found
+
+
+def _link() -> list[Check]:
+    """Delay, jitter and loss, and how punctual they are."""
+    try:
+        capabilities = [one for one in probe(unshare_argv()) if one.name in ("delay, jitter, loss", "punctuality")]
+    except (LinkError, TestbedError) as error:
+        what, _, remedy = str(error).rpartition("; ")
+        return [Check("delay, jitter, loss", "warn", what, remedy)]
+    return [
+        Check(one.name, "warn" if one.remedy else "ok", f"{one.backend or 'nothing'}: {one.why}", one.remedy)
+        for one in capabilities
+    ]
 
 
 def _cores() -> Check:

@@ -14,6 +14,7 @@ from testbed.policies import CAVEAT
 from testbed.report.phase_table import phase_cells
 
 if TYPE_CHECKING:
+    from netem.capabilities import Capability
     from testbed.doctor import Check
     from traces.load import Trace
 
@@ -345,6 +346,16 @@ def show_link(result: dict[str, Any]) -> None:
             f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, "
             f"{counters['direct_packets']} packets unshaped"
         )
+
+
+def show_capabilities(found: Sequence[Capability]) -> None:
+    """What a link can be asked for, and what does it."""
+    table = Table()
+    for column in ("of a link", "by", "why", "remedy"):
+        table.add_column(column)
+    for one in found:
+        table.add_row(one.name, one.backend or "nothing", one.why, one.remedy)
+    out.print(table)
 
 
 def show_verified(result: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from netem.capabilities import judge
 from testbed import doctor
 from testbed.doctor import Check, checks
 
 WORKS = {"veth": "", "htb": "", "netem": "", "ingress": "", "ifb": ""}
+CAPABLE = {**WORKS, "nfqueue": "", "realtime": "", "locked": ""}
 
 
 @pytest.fixture
@@ -17,6 +19,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(doctor, "refusal", lambda: None)
     monkeypatch.setattr(doctor, "_probe", lambda: WORKS)
+    monkeypatch.setattr(doctor, "probe", lambda prefix: judge(CAPABLE))
     monkeypatch.setattr(doctor.shutil, "which", lambda program, path: f"/bin/{program}")
     return monkeypatch
 
@@ -31,6 +34,7 @@ def test_a_good_machine_lacks_nothing(machine: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_ok_has_a_remedy(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(doctor, "_probe", lambda: dict.fromkeys(WORKS, "refused"))
+    machine.setattr(doctor, "probe", lambda prefix: judge(dict.fromkeys(CAPABLE, "refused")))
     machine.setattr(doctor.shutil, "which", lambda program, path: None)
     assert [check.name for check in checks() if check.status != "ok" and not check.remedy] == []
 
@@ -49,14 +53,16 @@ def test_a_kernel_without_htb_carries_no_testbed(machine: pytest.MonkeyPatch) ->
     assert "modprobe sch_htb" in by_name()["htb"].remedy
 
 
-def test_a_kernel_without_netem_only_limits_scenarios(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(doctor, "_probe", lambda: {**WORKS, "netem": "refused"})
-    assert by_name()["netem"].status == "warn"
+def test_a_kernel_without_queues_only_limits_scenarios(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(doctor, "probe", lambda prefix: judge({**CAPABLE, "nfqueue": "refused"}))
+    assert by_name()["delay, jitter, loss"].status == "warn"
+    assert "modprobe" in by_name()["delay, jitter, loss"].remedy
 
 
-def test_a_kernel_without_ifb_is_fine(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(doctor, "_probe", lambda: {**WORKS, "ifb": "refused"})
-    assert by_name()["ifb"].status == "ok"
+@pytest.mark.parametrize("feature", ["netem", "ifb"])
+def test_a_kernel_without_what_nothing_needs_is_fine(machine: pytest.MonkeyPatch, feature: str) -> None:
+    machine.setattr(doctor, "_probe", lambda: {**WORKS, feature: "refused"})
+    assert by_name()[feature].status == "ok"
 
 
 def test_a_missing_program_names_its_package(machine: pytest.MonkeyPatch) -> None:

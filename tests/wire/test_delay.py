@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from netem.capabilities import probe as probe_kernel
 from netem.topology import build
 from tests.wire.test_link import PROBE_PORT, ROOTLESS, WHY_NOT, Bench, child, isolation, result, until
 
@@ -104,6 +105,14 @@ def test_the_delay_stays_when_the_agent_leaves_and_the_next_one_finds_it() -> No
     assert found["pids"][0] == found["pids"][1]
     assert 0.010 <= found["second_rtt_p50_s"] <= 0.0110
     assert found["deaths"] == 0
+
+
+@pytest.mark.parametrize("isolate", [isolation(), ROOTLESS], ids=["as-is", "user-namespace"])
+def test_the_delay_line_is_found_where_it_works(isolate: list[str]) -> None:
+    found = {one.name: one for one in probe_kernel(isolate)}
+    assert found["rate"].backend == "htb"
+    assert found["delay, jitter, loss"].backend == "delay line (NFQUEUE)"
+    assert bool(found["punctuality"].remedy) == (isolate is ROOTLESS or os.geteuid() != 0)
 
 
 # ---- what the child does

@@ -1,0 +1,65 @@
+"""What follows from what a kernel can do: the backends, the reasons, the remedies. Real kernels: tests/wire."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from netem.capabilities import Capability, judge, probe
+from netem.link import LinkError
+
+ALL = dict.fromkeys(("veth", "htb", "nfqueue", "realtime", "locked", "netem"), "")
+
+
+def judged(**refused: str) -> dict[str, Capability]:
+    return {one.name: one for one in judge({**ALL, **refused})}
+
+
+def test_a_kernel_that_has_everything_needs_no_remedy() -> None:
+    assert {name: one.backend for name, one in judged().items()} == {
+        "rate": "htb",
+        "delay, jitter, loss": "delay line (NFQUEUE)",
+        "punctuality": "real-time priority",
+        "sch_netem": "there, unused",
+    }
+    assert not any(one.remedy for one in judged().values())
+
+
+def test_without_a_queue_a_link_has_a_rate_only() -> None:
+    found = judged(nfqueue="no such target")
+    assert found["rate"].backend == "htb"
+    assert found["delay, jitter, loss"].backend is None
+    assert "no such target" in found["delay, jitter, loss"].why
+    assert "modprobe" in found["delay, jitter, loss"].remedy
+
+
+@pytest.mark.parametrize("missing", ["veth", "htb"])
+def test_without_a_rate_there_is_no_link(missing: str) -> None:
+    found = judged(**{missing: "refused"})
+    assert found["rate"].backend is None
+    assert found["delay, jitter, loss"].backend is None
+
+
+def test_an_ordinary_user_gets_the_delay_line_without_priority_and_is_told_why() -> None:
+    found = judged(realtime="SCHED_FIFO: Operation not permitted", locked="mlockall: Cannot allocate memory")
+    assert found["delay, jitter, loss"].backend is not None
+    assert found["punctuality"].backend == "normal priority"
+    assert "SCHED_FIFO: Operation not permitted and mlockall" in found["punctuality"].why
+    assert found["punctuality"].remedy
+
+
+def test_a_kernel_without_netem_lacks_nothing() -> None:
+    assert "not needed" in judged(netem="refused")["sch_netem"].why
+    assert judged(netem="refused")["delay, jitter, loss"].backend is not None
+
+
+def test_what_was_not_tried_is_not_there() -> None:
+    assert all(one.backend in (None, "normal priority") for one in judge({}))
+
+
+def test_a_prefix_that_does_not_run_is_refused_with_the_remedy() -> None:
+    with pytest.raises(LinkError, match="prfaas doctor"):
+        probe(["/nonexistent/unshare"])
+    with pytest.raises(LinkError, match="no namespaces for you; see"):
+        probe([sys.executable, "-c", "import sys; sys.exit('no namespaces for you')"])
