@@ -185,7 +185,7 @@ class Schedule:
                     f"outages, at {from_s:g} s",
                     to_s - from_s,
                     f"s is too short for {what}",
-                    f"steps are {min_step_s:g} s apart at least",
+                    f"steps are {min_step_s:g} s apart at least here: make it longer, or a recording's window_s",
                 )
             out += self._spaced(spell, to_s, min_step_s, last)
         return [one for one, before in zip(out, [(0.0, -1.0), *out], strict=False) if one[1] != before[1]]

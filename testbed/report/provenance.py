@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 
+from netem.link import LinkError
 from testbed.launch.state import StateDir
+from testbed.link_schedule import schedule_of
 from testbed.scenario import Scenario
 from traces.load import Trace
 
@@ -46,8 +48,18 @@ def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict
             "dropped": trace.dropped,
             "notes": trace.notes,
         },
+        "link_schedule_sha256": _schedule_sha256(scenario),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
+
+
+def _schedule_sha256(scenario: Scenario) -> str | None:
+    """The identity of the link's schedule, a recording's content included; None without one, or when that has gone."""
+    try:
+        schedule = schedule_of(scenario)
+    except LinkError:
+        return None
+    return None if schedule is None else schedule.sha256
 
 
 def _git() -> dict[str, Any] | None:

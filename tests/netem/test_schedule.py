@@ -582,6 +582,38 @@ def test_a_link_under_a_schedule_delivers_at_most_its_integral_and_a_burst_over_
             assert (seen[j][1] - before) * 8 <= most
 
 
+@settings(max_examples=200, deadline=None)
+@given(courses, outages, st.floats(0.05, 0.2), st.floats(1, 90))
+def test_steps_for_the_wire_are_apart_and_carry_what_the_schedule_does(
+    course: Any, down: tuple[Outage, ...], min_step_s: float, end_s: float
+) -> None:
+    made = Schedule(course, down)
+    try:
+        steps = made.steps(0, end_s, min_step_s)
+    except LinkError:
+        assert any(one.at_s < min_step_s for one in down)  # the only way in which these can be too close
+        return
+    assert all(to_s - from_s >= min_step_s * (1 - 1e-6) for (from_s, _), (to_s, _) in pairwise(steps))
+    assert integral_bits(steps, 0, end_s) == pytest.approx(made.integral_bits(0, end_s), rel=1e-9)
+    for one in down:
+        if one.end_s < end_s:
+            assert integral_bits(steps, one.at_s, one.end_s) == 0
+            assert integral_bits(steps, 0, one.at_s) == pytest.approx(made.integral_bits(0, one.at_s), rel=1e-9)
+
+
+def test_a_token_bucket_and_a_link_in_virtual_time_drive_each_other() -> None:
+    """The bucket is told the bits on the wire, the link the rate; over all it is budget and refill."""
+    spec = TokenBucketSpec(peak_bps=10e9, base_bps=1e9, budget_bytes=90e9)  # 80 s at the peak
+    bucket, link = TokenBucket(spec), FluidLink(10e9)
+    link.transmit(0.0, "p", "d", 1, 1e15, 1, -2.0, -1.0)
+    rates = []
+    while (now_s := bucket.next_s()) < 500:
+        rates.append((now_s, bucket.advance(now_s, link.delivered_bytes(now_s) * 8 / TCP_EFFICIENCY)))
+        link.set_capacity(now_s, rates[-1][1])
+    assert rates[0] == (pytest.approx(80), 1e9)
+    assert link.delivered_bytes(500) * 8 / TCP_EFFICIENCY == pytest.approx(90e9 * 8 + 1e9 * 500, rel=1e-6)
+
+
 def test_a_link_that_always_has_something_to_send_delivers_its_schedules_integral() -> None:
     made = schedule("markov", seed=3, outages=[{"at_s": 100, "duration_s": 30}])
     link = FluidLink(made.rate_bps(0))

@@ -15,6 +15,7 @@ from testbed.closed_form import closed_form
 from testbed.fleet import check_link
 from testbed.link_schedule import link_changes, link_steps
 from testbed.policies import load_policy, start_policy
+from testbed.report.provenance import provenance
 from testbed.scenario import Scenario, ScenarioError, load, parse
 from testbed.simulate import simulate
 from testbed.world import World
@@ -102,6 +103,27 @@ class TestAScenario:
             link_steps(scenario)
         file.write_text("t_s,rate_bps\n0,8gbps\n30,2gbps\n")
         assert link_steps(scenario) == [(30, 2e9)]
+
+    def test_has_its_recordings_content_in_the_provenance(self, tmp_path: Path) -> None:
+        file = tmp_path / "link.csv"
+        seen = []
+        for text in ("0,8gbps", "0,8gbps", "0,2gbps"):
+            file.write_text(f"t_s,rate_bps\n{text}\n")
+            result = simulate(toy(f"{{kind: csv, file: '{file}'}}", "workload.duration_s=30"))
+            seen.append(provenance(result.scenario, result.trace, None)["link_schedule_sha256"])
+        assert seen[0] == seen[1] != seen[2]
+        plain = simulate(load("toy", [*SHORT, "workload.duration_s=30"]))
+        assert provenance(plain.scenario, plain.trace, None)["link_schedule_sha256"] is None
+
+    def test_may_be_down_for_a_whole_phase(self) -> None:
+        data = toy("{kind: constant, rate_bps: 8gbps, outages: [{at_s: 50, duration_s: 200}]}").data()
+        data["workload"].pop("duration_s")
+        data["phases"] = [{"name": name, "duration_s": 100} for name in ("before", "dead", "after")]
+        result = simulate(parse(data, "cut"))
+        assert [one["link_bps"] for one in result.summary["closed_form"]["optima"]] == [
+            pytest.approx(4e9), 0, pytest.approx(4e9)
+        ]  # fmt: skip
+        assert result.summary["verdict"]["status"] == "valid"
 
 
 class TestVirtualTime:
