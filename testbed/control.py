@@ -748,7 +748,8 @@ class Control:
         if not isinstance(action, SetRole):
             raise TypeError(f"not an action: {type(action).__name__}")
         node = self._nodes.get(action.node)
-        if node is None or node.site == PRFAAS or {node.role, action.role} != {"prefill", "decode"}:
+        able = node is not None and (action.role != "decode" or node.slots > 0)
+        if node is None or not able or node.site == PRFAAS or {node.role, action.role} != {"prefill", "decode"}:
             raise ValueError(f"{action.node} cannot become a {action.role} node")
         if not node.alive or node.draining or node.silent:
             raise ValueError(f"{action.node} is not in service")

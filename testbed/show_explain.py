@@ -67,8 +67,8 @@ def _show_decision(found: dict[str, Any]) -> None:
     )
     if decision["prefill_queue_s"] is not None and decision["prefill_node"]:
         _say(
-            f"  {decision['prefill_queue_s']:.3f} s of prefill waited there (the one running counted whole), its own would take "
-            f"{_number(decision['prefill_cost_s'], '.3f')} s"
+            f"  {decision['prefill_queue_s']:.3f} s of prefill waited there (the one running counted whole), its own "
+            f"would take {_number(decision['prefill_cost_s'], '.3f')} s"
         )
     if decision["policy_error"]:
         _say(f"  the policy failed ({decision['policy_error']}), and a fallback decided where its reason says so")

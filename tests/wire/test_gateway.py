@@ -96,6 +96,11 @@ class CannotStart(Base):
 class NoRoute:
     def start(self, setup):
         pass
+
+class Counts(Base):
+    def route(self, request, view):
+        seen = view.observed.lengths.count
+        return Decision(view.prefill("pd")[0].name, view.decode()[0].name, f"{seen} were seen", 7.0 * seen)
 """
 
 
@@ -415,6 +420,68 @@ class TestAPolicy:
         assert (status, body["error"]["param"]) == (400, "policy")
         assert part in body["error"]["message"]
         assert fleet.call("POST", "/v1/completions", ask())[0] == 200
+
+
+class TestSettingThePolicy:
+    def test_changes_what_is_decided_from_then_on_and_keeps_what_was_observed(self, fleet: Loopback) -> None:
+        begun = fleet.begin()
+        for _ in range(3):
+            fleet.call("POST", "/v1/completions", ask())
+        status, _, answer = fleet.call("POST", "/prfaas/policy", {"policy": "bad:Counts"})
+        assert (status, answer["policy"], answer["session"]) == (200, "bad:Counts", begun["id"])
+        fleet.call("POST", "/v1/completions", ask())
+        totals = fleet.end(begun)
+        reasons = [row["reason"] for row in rows(begun["rows"])]
+        assert reasons == ["not longer than t"] * 3 + ["4 were seen"]
+        assert ["policy", "bad:Counts"] in [[one["kind"], one["after"]] for one in totals["changes"]]
+        assert fleet.session()["threshold_tokens"] == 8192  # the next session has the scenario's own again
+
+    def test_works_while_requests_are_under_way(self, fleet: Loopback) -> None:
+        begun = fleet.begin()
+        stream = Stream(fleet, ask(output=100))
+        events = stream.events()
+        next(events)
+        assert fleet.call("POST", "/prfaas/policy", {"policy": "homogeneous"})[0] == 200
+        assert list(events)[-1] == "[DONE]"
+        fleet.call("POST", "/v1/completions", ask(LONG))
+        fleet.end(begun)
+        assert [row["reason"] for row in rows(begun["rows"])] == ["not longer than t", "all local"]
+
+    def test_takes_its_parameters(self, fleet: Loopback) -> None:
+        body = {"policy": "static", "parameters": {"threshold_tokens": 100}}
+        begun = fleet.begin()
+        assert fleet.call("POST", "/prfaas/policy", body)[2]["threshold_tokens"] == 100
+        assert fleet.end(begun)["threshold_tokens"] == 100
+
+    @pytest.mark.parametrize(
+        ("policy", "part"),
+        [
+            ("bad:CannotStart", "no threshold"),
+            ("bad:LoopsAtStart", "cannot start: PolicyTooSlowError: not ready within"),
+            ("bad:NoRoute", "no method route"),
+            ("nowhere:Policy", "nowhere"),
+            ("naiv", "did you mean naive?"),
+            (5, "must be a policy's name"),
+            (None, "say which"),
+            ("oracle", "has to be told the future when a load begins"),
+        ],
+    )
+    def test_that_cannot_serve_is_refused_and_the_old_one_stays(self, fleet: Loopback, policy: Any, part: str) -> None:
+        begun = fleet.begin()
+        status, _, body = fleet.call("POST", "/prfaas/policy", {"policy": policy})
+        assert (status, body["error"]["param"]) == (400, "policy")
+        assert part in body["error"]["message"]
+        fleet.call("POST", "/v1/completions", ask())
+        fleet.end(begun)
+        assert rows(begun["rows"])[0]["reason"] == "not longer than t"
+
+    def test_an_oracle_may_be_set_where_the_future_is_known(self, fleet: Loopback) -> None:
+        lengths = {"values": [SHORT, LONG]}
+        begun = fleet.begin(lengths=lengths, future={"link_bps": [[0, 1e9]], "lengths": [[0, lengths]]})
+        assert fleet.call("POST", "/prfaas/policy", {"policy": "oracle"})[0] == 200
+        fleet.call("POST", "/v1/completions", ask())
+        fleet.end(begun)
+        assert rows(begun["rows"])[0]["reason"].startswith("sooner at ")
 
 
 class TestALoad:

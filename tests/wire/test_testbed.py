@@ -198,6 +198,34 @@ def test_the_link_follows_the_phases_and_is_then_what_it_was(prfaas: Command) ->
     assert {one["rate_bps"] for one in prfaas.json("link", "show").values()} == {16e9}
 
 
+def test_a_loads_decisions_are_made_again_from_its_log_through_a_change_of_policy(prfaas: Command) -> None:
+    words = ("load", "--duration-s", "80", "--rate-rps", "1.5", "--out", "swapped", "--json")
+    with subprocess.Popen(
+        [sys.executable, "-m", "testbed.cli", *words],
+        env=prfaas.environment, cwd=prfaas.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as child:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while (prfaas.json("status")["gateway"]["session"]["ended"].get("ok", 0) < 10) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        session = prfaas.json("policy", "set", "homogeneous")["session"]
+        summary = json.loads(child.communicate(timeout=120)[0])
+    assert summary["load_id"] == session, "the load had ended before the policy was set"
+    rows = pd.read_csv(prfaas.folder / "swapped" / "requests.csv").sort_values("route_s")
+    reasons = rows["reason"].tolist()
+    first = reasons.index("all local")
+    assert 0 < first < len(reasons)
+    assert set(reasons[:first]) <= {"longer than t", "not longer than t"}
+    assert set(reasons[first:]) == {"all local"}
+    found = prfaas.json("replay-decisions", "swapped")
+    assert found["agree"], found
+    assert found["decisions"]["compared"] == summary["requests"]["scheduled"]
+    other = prfaas.json("replay-decisions", "swapped", "--policy", "naive")
+    assert set(other["site_moves"]) == {"pd to prfaas"}
+    told = prfaas("explain", "swapped", str(rows["request_id"].iloc[-1]))
+    assert "decision: all local" in told.stdout
+    assert "asked for" in told.stdout
+
+
 def test_policies_take_turns_with_the_same_requests(prfaas: Command) -> None:
     series = ("--policy", "naive,homogeneous", "--repeats", "2", "--out", "turns", "--plot", "turns.svg")
     found = prfaas.json("load", *series, "--duration-s", "20", "--rate-rps", "1", expect=(0, 3))
