@@ -21,7 +21,7 @@ from testbed.gateway import Config as GatewayConfig
 from testbed.gateway import Node
 from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir
-from testbed.link_schedule import link_changes
+from testbed.link_schedule import bucket_of, link_changes
 from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler.api import PD, Role, Site
 
@@ -42,6 +42,11 @@ def check_link(scenario: Scenario) -> None:
         raise ScenarioError(
             f"scenario {scenario.name}: link.per_flow_bps = {scenario.link.per_flow_bps:g}: the wire's link has no "
             "caps a flow; leave it out, or take prfaas simulate"
+        )
+    if bucket_of(scenario) is not None:
+        raise ScenarioError(
+            f"scenario {scenario.name}: link.schedule.kind = 'token_bucket': the wire's link does not follow what is "
+            "sent yet; take another kind, or prfaas simulate"
         )
     for step in link_changes(scenario):
         what = f"the link's rate from {step.at_s:g} s on ({step.trigger})"

@@ -36,12 +36,21 @@ def read_file(name: str) -> bytes:
 
 def schedule_of(scenario: Scenario) -> Schedule | None:
     """What its link does over time, in model units, drawn from the scenario's seed unless it has its own; None when
-    nothing but phases changes it. Raises LinkError for a file that is none."""
+    nothing but phases or a token bucket changes it. Raises LinkError for a file that is none."""
+    made = _made(scenario)
+    return made if isinstance(made, Schedule) else None
+
+
+def bucket_of(scenario: Scenario) -> TokenBucketSpec | None:
+    """The token bucket that its link has in each direction, if it has one: its rate depends on what is sent."""
+    made = _made(scenario)
+    return made if isinstance(made, TokenBucketSpec) else None
+
+
+def _made(scenario: Scenario) -> Schedule | TokenBucketSpec | None:
     if scenario.link.schedule is None:
         return None
-    made = from_data(scenario.link.schedule, seed=scenario.seed, read=read_file, where="link.schedule")
-    assert isinstance(made, Schedule)  # the scenario's own check
-    return made
+    return from_data(scenario.link.schedule, seed=scenario.seed, read=read_file, where="link.schedule")
 
 
 def link_changes(scenario: Scenario) -> list[LinkStep]:
@@ -73,7 +82,10 @@ def link_steps(scenario: Scenario) -> list[tuple[float, float]]:
 
 
 def link_means(scenario: Scenario, spans: Sequence[tuple[float, float]]) -> list[float]:
-    """The link's mean rate in each of the phases' spans, model bits/s; of a whole run without phases in its one."""
+    """The link's mean rate in each of the phases' spans, model bits/s; of a whole run without phases in its one.
+
+    The nominal rate where a token bucket decides, as nobody knows what will be sent.
+    """
     schedule = schedule_of(scenario)
     if schedule is not None:
         return [schedule.mean_bps(start_s, end_s) for start_s, end_s in spans]
@@ -101,10 +113,10 @@ def find(text: str, seed: int) -> tuple[str, Schedule | TokenBucketSpec, float |
     return Path(text).name, from_data({"kind": kind, "file": text}, read=read_file), None
 
 
-def _of_scenario(scenario: Scenario) -> tuple[str, Schedule, float]:
+def _of_scenario(scenario: Scenario) -> tuple[str, Schedule | TokenBucketSpec, float]:
     """Its schedule, or what its phases make of the link."""
     steps = {0.0: scenario.link.rate_bps, **dict(link_steps(scenario))}
-    made = schedule_of(scenario) or Schedule(Steps(tuple(steps.items())))
+    made = _made(scenario) or Schedule(Steps(tuple(steps.items())))
     return scenario.name, made, scenario.workload.duration_s
 
 

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from emulator.decode_step import AffineStep
 from emulator.profile import Profile, ProfileError, load_profile
 from netem.link import LinkError
-from netem.schedule import check
+from netem.schedule import check, data_of
 from netem.token_bucket import TokenBucketSpec
 from testbed.phases import Phase, check_phases, total_s
 from testbed.policies import unknown as unknown_policy
@@ -136,11 +136,7 @@ def _course(given: dict[str, Any]) -> dict[str, Any]:
         made = check(given)
     except LinkError as error:
         raise ValueError(str(error).removeprefix("schedule.")) from None
-    if isinstance(made, TokenBucketSpec):
-        raise ValueError(
-            "kind: 'token_bucket' depends on what is sent, which no clock feeds back yet; use another kind"
-        )
-    data = given if made is None else made.to_data()
+    data = given if made is None else data_of(made) if isinstance(made, TokenBucketSpec) else made.to_data()
     return {key: value for key, value in data.items() if key != "seed" or key in given}
 
 

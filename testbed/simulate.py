@@ -31,7 +31,8 @@ from testbed.assemble import (
     workload_lengths,
 )
 from testbed.closed_form import closed_form
-from testbed.link_schedule import link_changes, link_steps
+from testbed.link_schedule import bucket_of, link_changes, link_steps
+from testbed.phases import LinkStep
 from testbed.policies import load_policy, start_policy, wants_future
 from testbed.report.collect import Collector
 from testbed.report.little import littles_law
@@ -89,7 +90,7 @@ def simulate(
     future = KnownFuture.of(loaded, chosen, trace).told() if wants_future(made) else None
     start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told, future))
     collector = Collector()
-    world = World(loaded, chosen, made, trace.requests, collector, steps=link_steps(loaded))
+    world = World(loaded, chosen, made, trace.requests, collector, steps=link_steps(loaded), metered=bucket_of(loaded))
     started = time.perf_counter()
     world.run()
     wall_s = time.perf_counter() - started
@@ -111,6 +112,7 @@ def simulate(
         "time_scale": None,
         "changes": changes,
     }
+    stepped = [*_link_events(loaded), *_throttled(world.throttled)]
     law, events = littles_law(world.passages, requests, world.now_s), world.events
     del world, collector  # the table has it all now, and of a million requests twice is much
     summary = summarise(
@@ -135,7 +137,7 @@ def simulate(
         "littles_law": law,
     }
     _judge(summary)
-    return Result(requests, timeline_table([*changes, *_link_events(loaded)]), summary, trace, loaded, wall_s, events)
+    return Result(requests, timeline_table([*changes, *stepped]), summary, trace, loaded, wall_s, events)
 
 
 def _link_events(scenario: Scenario) -> list[dict[str, Any]]:
@@ -150,6 +152,11 @@ def _judge(summary: dict[str, Any]) -> None:
     if problems:
         reasons = [*problems, *summary["verdict"]["reasons"]]
         summary["verdict"] = {"status": "invalid", "reasons": reasons}
+
+
+def _throttled(changes: Sequence[tuple[float, str, float, float]]) -> list[dict[str, Any]]:
+    """What a token bucket made of the link, as rows of the timeline."""
+    return [LinkStep(at_s, was, bps, "token bucket").event(at_s, way, was) for at_s, way, was, bps in changes]
 
 
 def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"] | str = "csv") -> None:

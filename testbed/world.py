@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from emulator.messages import (
 )
 from netem.fluid import TCP_EFFICIENCY, FluidLink
 from netem.link import burst_bytes
+from netem.token_bucket import TokenBucket, TokenBucketSpec
 from testbed.assemble import control_rules, cost_functions, instances, profiles
 from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record, Tick
 from testbed.report.little import GATE_OF, Passages
@@ -49,6 +51,7 @@ WAKE_UP: Final = 2
 JOIN: Final = 3
 TELL: Final = 4
 LOOK: Final = 5
+METER: Final = 6
 _NEVER: Final = float("inf")
 
 TICK: Final = Tick()
@@ -86,10 +89,21 @@ class _Pipe:
         self.armed_s: float | None = None
 
 
+@dataclass(slots=True)
+class _Meter:
+    """A cloud's token bucket on one direction of the link."""
+
+    direction: str
+    pipe: _Pipe
+    bucket: TokenBucket
+
+
 class World:
     """Everything of one run in virtual time.
 
-    on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes.
+    on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes. metered:
+    the token bucket of each direction, instead. throttled: what the buckets made of the link: (model second,
+    direction, bits/s before and after).
     """
 
     def __init__(
@@ -101,6 +115,7 @@ class World:
         on_end: Callable[[Record], None],
         *,
         steps: Sequence[tuple[float, float]] = (),
+        metered: TokenBucketSpec | None = None,
     ) -> None:
         self.now_s = 0.0
         self.events = 0
@@ -139,6 +154,10 @@ class World:
             self._tell_control(NodeUp(spec.name, spec.role))
         for at_s, rate_bps in steps:
             self._push(at_s, LINK_STEP, rate_bps)
+        self.throttled: list[tuple[float, str, float, float]] = []
+        if metered is not None:
+            for direction, pipe in (("to_pd", self._to_pd), ("to_prfaas", self._to_prfaas)):
+                self._meter(0.0, _Meter(direction, pipe, TokenBucket(metered)), scenario.link.rate_bps)
         self._await_arrival()
         self._push(scenario.telemetry_s, TELL, None)
         self._push(self.control.next_s(), LOOK, None)
@@ -237,7 +256,7 @@ class World:
 
     def _other(self, now_s: float, kind: int, what: Any) -> bool:
         """What happens rarely. False: nothing did, and time has not moved."""
-        if kind in (TELL, LOOK) and self._arrival_s == _NEVER and not self.control.busy:
+        if kind in (TELL, LOOK, METER) and self._arrival_s == _NEVER and not self.control.busy:
             return False  # the last request has ended: nobody needs to know
         self.now_s = now_s
         if kind == LINK_STEP:
@@ -247,6 +266,8 @@ class World:
         elif kind == TELL:
             self._tell_all()
             self._push(now_s + self._scenario.telemetry_s, TELL, None)
+        elif kind == METER:
+            self._meter(now_s, what, what.bucket.rate_bps)
         else:
             self._tell_control(TICK)
             self._push(self.control.next_s(), LOOK, None)
@@ -387,6 +408,16 @@ class World:
         elif self._held is not None:
             self._due.extend(self._held)
             self._held = None
+
+    def _meter(self, now_s: float, meter: _Meter, before_bps: float) -> None:
+        """Tell the bucket what has been sent, and the link what it may send from now on."""
+        link = meter.pipe.link
+        rate_bps = meter.bucket.advance(now_s, link.delivered_bytes(now_s) * 8 / TCP_EFFICIENCY)
+        if rate_bps != before_bps:
+            link.set_capacity(now_s, rate_bps, self._bucket_bytes(rate_bps))
+            self.throttled.append((now_s, meter.direction, before_bps, rate_bps))
+        self._land(meter.pipe)
+        self._push(meter.bucket.next_s(), METER, meter)
 
     def _bucket_bytes(self, rate_bps: float) -> float:
         """The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload."""

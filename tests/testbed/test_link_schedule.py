@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from netem.fluid import TCP_EFFICIENCY
@@ -21,6 +22,7 @@ from testbed.simulate import simulate
 from testbed.world import World
 
 SQUARE = "{kind: square, high_bps: 8gbps, low_bps: 1gbps, period_s: 100}"
+BUCKET = "{kind: token_bucket, peak_bps: 8gbps, base_bps: 400mbit, budget_bytes: 20e9}"
 SHORT = ("workload.duration_s=300", "workload.warmup_s=0")
 
 
@@ -79,8 +81,8 @@ class TestAScenario:
                 "link.schedule: repeats: 9 is no parameter of csv; did you mean repeat_s?",
             ),
             (
-                "{kind: token_bucket, peak_bps: 10gbps, base_bps: 1gbps, budget_bytes: 1e12}",
-                "link.schedule: kind: 'token_bucket' depends on what is sent",
+                "{kind: token_bucket, peak_bps: 10gbps}",
+                "link.schedule: base_bps: None is missing; token_bucket needs it",
             ),
         ],
     )
@@ -159,6 +161,28 @@ class TestVirtualTime:
             before_s = world.now_s
         assert most == pytest.approx(400e6 * TCP_EFFICIENCY)
 
+    def test_throttles_a_link_whose_budget_is_used_up_and_only_that_direction(self) -> None:
+        result = simulate(toy(BUCKET, "workload.load_fraction=0.8", "workload.duration_s=600"), policy="naive")
+        rows = result.timeline[result.timeline.event == "link"]
+        assert set(rows.trigger) == {"token bucket"}
+        assert set(rows.direction) == {"to_pd"}  # without a cache no KV goes the other way
+        first = rows.iloc[0]
+        assert (first.before, first.after) == (8e9, 4e8)
+        sent = result.requests[result.requests.landed_s <= first.t_s].kv_bytes.sum() * 8 / TCP_EFFICIENCY
+        used = 20e9 * 8 + 4e8 * first.t_s  # the budget and what came back of it until then
+        assert 0.9 * used <= sent <= used
+
+    def test_that_is_overloaded_delivers_a_buckets_budget_and_refill_and_no_more(self) -> None:
+        result = simulate(toy(BUCKET, "workload.load_fraction=1.2", "workload.duration_s=600"), policy="naive")
+        ended_s = result.requests.finished_s.max()
+        most = 20e9 * 8 + 4e8 * (ended_s + 1)
+        assert 0.99 * most <= result.summary["link"]["wan_tx_bytes"] * 8 <= most
+
+    def test_does_not_feel_a_bucket_that_never_runs_dry(self) -> None:
+        wide = BUCKET.replace("20e9", "1e15")
+        metered, plain = (simulate(toy(one)).requests for one in (wide, "{kind: constant, rate_bps: 8gbps}"))
+        pd.testing.assert_frame_equal(metered, plain)
+
     def test_judges_a_policy_by_the_links_mean(self) -> None:
         scenario = toy(SQUARE).only(None)
         trace, rate_rps = build_workload(scenario, scenario.deployments[0])
@@ -182,6 +206,10 @@ class TestTheWire:
     def test_refuses_what_it_cannot_carry(self, schedule: str, said: str) -> None:
         with pytest.raises(ScenarioError, match=re.escape(said)):
             check_link(toy(schedule))
+
+    def test_refuses_a_token_bucket(self) -> None:
+        with pytest.raises(ScenarioError, match=r"link.schedule.kind = 'token_bucket': the wire's link does not"):
+            check_link(toy(BUCKET))
 
     def test_refuses_caps_a_flow(self) -> None:
         with pytest.raises(ScenarioError, match=r"link.per_flow_bps = 5e\+09: the wire's link has no caps a flow"):
