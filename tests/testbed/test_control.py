@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from emulator.messages import (
     Admitted,
@@ -46,8 +46,8 @@ from testbed.scheduler.baselines import Homogeneous
 
 FLEET = [
     NodeSpec("f0", "prfaas", "prefill", 0),
-    NodeSpec("p0", "pd", "prefill", 0),
-    NodeSpec("p1", "pd", "prefill", 0),
+    NodeSpec("p0", "pd", "prefill", 2),
+    NodeSpec("p1", "pd", "prefill", 2),
     NodeSpec("d0", "pd", "decode", 2),
     NodeSpec("d1", "pd", "decode", 2),
 ]
@@ -1101,6 +1101,15 @@ class TestConversion:
         assert run.control.policy_errors == {"tick: ValueError": 1}
         assert not run.control.busy
 
+    def test_never_one_without_slots_for_answers(self) -> None:
+        fleet = [NodeSpec(spec.name, spec.site, spec.role, 0 if spec.name == "p1" else spec.slots) for spec in FLEET]
+        control = Control(fleet, COST, 1e9, (policy := To(P0_D0)), Homogeneous())  # type: ignore[arg-type]
+        for spec in fleet:
+            control.handle(0.0, NodeUp(spec.name, spec.role))
+        policy.wants = [SetRole("p1", "decode", "")]
+        control.handle(1.0, Tick())
+        assert control.policy_errors == {"tick: ValueError": 1}
+
     def test_never_one_of_the_remote_site(self) -> None:
         run = Run()
         run.look(1.0, SetRole("f0", "decode", ""))
@@ -1244,6 +1253,7 @@ class Life(RuleBasedStateMachine):
         self.now_s += 0.25
         before = {(record.request_id, record.attempts) for record in self.run.control.live.values()}
         draining = {node.name for node in self.run.nodes.values() if node.draining}
+        alive = {node.name for node in self.run.nodes.values() if node.alive}
         egress_bytes = self.run.control.view.egress_bytes
         for destination, command in self.run.at(self.now_s, event):
             if isinstance(command, Prefill):
@@ -1257,7 +1267,7 @@ class Life(RuleBasedStateMachine):
                     assert node not in draining
                 self.ordered[key] = (destination, command.decode_node)
             elif isinstance(command, Cancel):
-                assert self.run.nodes[destination].alive
+                assert destination in alive
                 assert destination in self.ordered[command.request_id, command.attempt]
                 self.cancelled.add((destination, command.request_id, command.attempt))
             elif isinstance(command, Convert):
@@ -1277,6 +1287,11 @@ class Life(RuleBasedStateMachine):
                     emptied = not self.run.nodes[node].alive or event == NodeUp(node, self.run.nodes[node].role)
                     assert emptied or (node, name, attempt) in self.cancelled, "abandoned, and not cancelled"
 
+    @initialize(up=st.booleans())
+    def begin(self, up: bool) -> None:
+        for spec in FLEET if up else ():
+            self.tell(NodeUp(spec.name, spec.role))
+
     def holds_something_of_a_request(self, node: str) -> bool:
         live = self.run.control.live.values()
         return any(r.decode_node == node or (r.prefill_node == node and not r.admitted) for r in live)
@@ -1292,22 +1307,32 @@ class Life(RuleBasedStateMachine):
         wants=st.one_of(
             st.just(ValueError("no")),
             st.just(None),
-            st.builds(
-                lambda node, role: [SetRole(node, role, "")],
-                st.sampled_from([spec.name for spec in FLEET]),
-                st.sampled_from(["prefill", "decode"]),
-            ),
+            st.sampled_from([[SetRole(spec.name, role, "")] for spec in FLEET for role in ("prefill", "decode")]),
         ),
         after_s=st.sampled_from([0.0, 1.0, 5.0]),
     )
     def control_looks_around(self, wants: Any, after_s: float) -> None:
         self.now_s += after_s
         serving = Counter((n.site, n.role) for n in self.run.nodes.values() if n.alive and not n.silent)
+        before = {node.name for node in self.run.nodes.values() if node.draining}
         self.run.policy.wants = wants
         self.tell(Tick())
         for node in self.run.nodes.values():
-            if node.draining and node.alive and not node.silent:
+            if node.draining and node.name not in before:
                 assert serving[node.site, node.role] >= 2, "the last of its role"
+
+    @rule(node=st.sampled_from(["p0", "p1", "d0", "d1"]), looks=st.integers(1, 3))
+    def a_node_is_to_change_its_role(self, node: str, looks: int) -> None:
+        """When everybody has just been heard of; it may drain at once."""
+        self.everybody_accounts()
+        role: Any = "decode" if self.run.nodes[node].role == "prefill" else "prefill"
+        for wants in [[SetRole(node, role, "")], [], []][:looks]:
+            self.control_looks_around(wants, 1.0)
+
+    @rule()
+    def everybody_accounts(self) -> None:
+        for spec in FLEET:
+            self.tell(telemetry(spec.name, self.now_s, {"f0": self.run.control._landed.get(spec.name, (0.0, 0))[1]}))
 
     @rule(role=st.sampled_from(["prefill", "decode"]), node=st.sampled_from([spec.name for spec in FLEET]))
     def node_up(self, node: str, role: Any) -> None:
