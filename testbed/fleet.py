@@ -14,7 +14,7 @@ import msgspec
 
 from emulator.worker import Config as WorkerConfig
 from emulator.worker import Peer
-from netem.link import CONTROL_PORTS, MAX_RATE_BPS, MIN_RATE_BPS
+from netem.link import CONTROL_PORTS, MAX_RATE_BPS, MIN_RATE_BPS, LinkError, LinkState
 from netem.topology import ADDRESSES, WAN_INTERFACES
 from testbed.assemble import instances
 from testbed.gateway import Config as GatewayConfig
@@ -33,6 +33,19 @@ SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
 def link_rate_bps(scenario: Scenario) -> float:
     """The nominal link on this machine's wire. Raises ScenarioError for a rate the kernel cannot shape."""
     return _wall_bps(scenario, "link.rate_bps", scenario.link.rate_bps)
+
+
+def link_state(scenario: Scenario) -> LinkState:
+    """What the shaper's agent is asked for at the start, wall units. Raises ScenarioError for what cannot be had."""
+    link, scale = scenario.link, scenario.scale
+    rate_bps, delay_s, jitter_s = link_rate_bps(scenario), scale.wall_s(link.delay_s), scale.wall_s(link.jitter_s)
+    try:
+        return LinkState(rate_bps, delay_s=delay_s, jitter_s=jitter_s, loss=link.loss)
+    except LinkError as refused:
+        raise ScenarioError(
+            f"scenario {scenario.name}: on this machine's wire (model seconds / scale.time_scale = "
+            f"{scale.time_scale:g}) link.{refused}"
+        ) from None
 
 
 def check_link(scenario: Scenario) -> None:
@@ -119,10 +132,12 @@ def _exchange_kv(scenario: Scenario, site: Site, other: Site) -> bool:
 
 
 def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
+    asked = link_state(scenario)
     config = {
         "socket": str(state.agent_sock),
         "interfaces": dict(WAN_INTERFACES),
-        "state": {"rate_bps": link_rate_bps(scenario)},
+        "state": {field: getattr(asked, field) for field in ("rate_bps", "delay_s", "jitter_s", "loss")},
+        "seed": scenario.seed,
         "applied_log": str(state.root / "link-applied.jsonl"),
         "counters_csv": str(state.root / "link-counters.csv"),
         "ready_file": str(state.ready_file("agent")),

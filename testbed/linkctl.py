@@ -1,12 +1,13 @@
-"""The link of a running testbed, from outside: show it, change its rate under traffic, measure what it carries.
+"""The link of a running testbed, from outside: show it, change it under traffic, measure what it carries.
 
-Rates are asked in model units (what the scenario speaks) and shown in both. The wall's are model x byte_scale x
-time_scale.
+Rates and delays are asked in model units (what the scenario speaks) and shown in both. The wall's rates are model x
+byte_scale x time_scale, its delays model / time_scale.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from typing import Any, Final
@@ -21,19 +22,42 @@ from testbed.launch.state import StateDir, TestbedError
 from testbed.scenario import Scenario
 
 PROBE_PORT: Final = 7424
+RTT_FIGURES: Final = ("min", "p50", "p99", "jitter")
+SLOW_START_TRIPS: Final = 25
+TRAIN_PACKETS: Final = 5000
+"""Of a measurement, at 5000 a second: 4 Mbit/s."""
 TOLERANCE: Final = 0.05
 """Measured goodput this far from the expected one, relatively, and the link is not what was asked for."""
 
 
 def show(scenario: Scenario, state: StateDir) -> dict[str, Any]:
-    """Per direction: rate asked and kept (model and wall bits/s), when it was applied, and the counters."""
+    """Per direction: what was asked and kept (model and wall units), when it was applied, and the counters."""
     answer = client.agent(state).get("/link")
     return {direction: _described(scenario, answer[direction]) for direction in DIRECTIONS}
 
 
-def set_rate(scenario: Scenario, state: StateDir, rate_bps: float, direction: str | None) -> dict[str, Any]:
-    """Change the rate (model bits/s) of one direction or both, while traffic flows; what the kernel then had."""
-    wall = {"rate_bps": scenario.scale.wall_bps(rate_bps)}
+def change(
+    scenario: Scenario,
+    state: StateDir,
+    direction: str | None,
+    *,
+    rate_bps: float | None = None,
+    delay_s: float | None = None,
+    jitter_s: float | None = None,
+    loss: float | None = None,
+) -> dict[str, Any]:
+    """Change one direction or both while traffic flows, what is given only; what the kernel then had.
+
+    Model bits/s and seconds, one-way; loss is a fraction. Raises TestbedError for what cannot be had.
+    """
+    scale = scenario.scale
+    asked = {
+        "rate_bps": None if rate_bps is None else scale.wall_bps(rate_bps),
+        "delay_s": None if delay_s is None else scale.wall_s(delay_s),
+        "jitter_s": None if jitter_s is None else scale.wall_s(jitter_s),
+        "loss": loss,
+    }
+    wall = {field: value for field, value in asked.items() if value is not None}
     answer = client.agent(state).put("/link", wall if direction is None else {direction: wall})
     return {direction: _described(scenario, answer[direction]) for direction in DIRECTIONS}
 
@@ -41,10 +65,11 @@ def set_rate(scenario: Scenario, state: StateDir, rate_bps: float, direction: st
 def verify(
     scenario: Scenario, state: StateDir, *, seconds: float = 2.0, connections: int | None = None
 ) -> dict[str, Any]:
-    """Measure TCP goodput both ways and compare it with what the asked rate must give (0.956 of it).
+    """Measure both ways, and compare: TCP goodput with what the asked rate must give (0.956 of it), the idle round
+    trip with both delays, and of a train of datagrams what was lost and overtaken.
 
-    Returns {"ok", "directions": {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model bits/s, and
-    the wall's beside them.
+    Where loss is asked for, goodput is the congestion control's and not judged. Returns {"ok", "directions":
+    {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model units, and the wall's beside them.
     """
     return asyncio.run(_verify(scenario, state, seconds, connections or scenario.transport.connections))
 
@@ -52,6 +77,11 @@ def verify(
 async def _verify(scenario: Scenario, state: StateDir, seconds: float, connections: int) -> dict[str, Any]:
     supervisor = AsyncUnixClient(state.supervisor_sock, timeout_s=seconds * 2 + 60)
     link = await AsyncUnixClient(state.agent_sock).get("/link")
+    asked_of = {direction: link[direction]["asked"] for direction in DIRECTIONS}
+    rtt_s = sum(asked["delay_s"] for asked in asked_of.values())
+    rtt_slack_s = 0.0005 + 0.05 * rtt_s + 2 * sum(asked["jitter_s"] for asked in asked_of.values())
+    lossless = not any(asked["loss"] for asked in asked_of.values())
+    seconds += SLOW_START_TRIPS * rtt_s
     probe = [sys.executable, "-m", "netem.probe"]
     serve = {
         "site": "pd",
@@ -63,19 +93,38 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
         out: dict[str, Any] = {}
         for direction in DIRECTIONS:
             argv = [*probe, "measure", "--host", ADDRESSES["pd"], "--port", str(PROBE_PORT), "--seconds", str(seconds)]
-            argv += ["--connections", str(connections), "--json", *(["--reverse"] if direction == "to_prfaas" else [])]
+            argv += [
+                "--connections",
+                str(connections),
+                "--packets",
+                str(TRAIN_PACKETS),
+                "--json",
+                *(["--reverse"] if direction == "to_prfaas" else []),
+            ]
             found = await _measured(supervisor, argv, seconds, serving)
-            asked = link[direction]["asked"]["rate_bps"]
-            expected = expected_goodput_bps(asked, link[direction]["asked"]["mtu"])
+            asked, loss = asked_of[direction]["rate_bps"], asked_of[direction]["loss"]
+            expected = expected_goodput_bps(asked, asked_of[direction]["mtu"])
             error = found["goodput_bps"] / expected - 1
+            train = found["train"]
+            lost_error = train["lost"] - TRAIN_PACKETS * loss
+            sound = {
+                "goodput": not lossless or abs(error) <= TOLERANCE,
+                "rtt": abs(found["rtt_p50_s"] - rtt_s) <= rtt_slack_s,
+                "loss": abs(lost_error) <= 4 * math.sqrt(TRAIN_PACKETS * loss * (1 - loss)),
+                "order": train["reordered"] == 0,
+            }
             out[direction] = {
                 "asked_bps": scenario.scale.model_bps(asked),
                 "expected_bps": scenario.scale.model_bps(expected),
                 "measured_bps": scenario.scale.model_bps(found["goodput_bps"]),
                 "error": error,
-                "ok": abs(error) <= TOLERANCE,
+                "ok": all(sound.values()),
+                "wrong": [what for what, is_sound in sound.items() if not is_sound],
                 "wall": {"asked_bps": asked, "expected_bps": expected, "measured_bps": found["goodput_bps"]},
-                "rtt_p50_s": found["rtt_p50_s"] * scenario.scale.time_scale,
+                "asked_rtt_s": rtt_s * scenario.scale.time_scale,
+                **{f"rtt_{which}_s": found[f"rtt_{which}_s"] * scenario.scale.time_scale for which in RTT_FIGURES},
+                "asked_loss": loss,
+                "train": train,
                 "window_s": found["window_s"],
                 "connections": connections,
                 "congestion_control": found["congestion_control"],
@@ -120,11 +169,21 @@ def last_verified(state: StateDir) -> dict[str, Any] | None:
 
 
 def _described(scenario: Scenario, one: dict[str, Any]) -> dict[str, Any]:
-    asked = one["asked"]["rate_bps"]
+    asked, scale = one["asked"], scenario.scale
+    rate_bps, delay_s, jitter_s = asked["rate_bps"], asked["delay_s"], asked["jitter_s"]
+    expected_bps = expected_goodput_bps(rate_bps, asked["mtu"])
     return {
         "interface": one["interface"],
-        "rate_bps": scenario.scale.model_bps(asked),
-        "wall": {"rate_bps": asked, "expected_goodput_bps": expected_goodput_bps(asked, one["asked"]["mtu"])},
+        "rate_bps": scale.model_bps(rate_bps),
+        "delay_s": delay_s * scale.time_scale,
+        "jitter_s": jitter_s * scale.time_scale,
+        "loss": asked["loss"],
+        "wall": {
+            "rate_bps": rate_bps,
+            "expected_goodput_bps": expected_bps,
+            "delay_s": delay_s,
+            "jitter_s": jitter_s,
+        },
         "kept": one["kept"],
         "applied": one["applied"],
         "counters": one["counters"],

@@ -62,7 +62,7 @@ class LinkSteps:
             if self._stop.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)):
                 return
             try:
-                answer = linkctl.set_rate(self._scenario, self._state, step.rate_bps, None)
+                answer = linkctl.change(self._scenario, self._state, None, rate_bps=step.rate_bps)
             except TestbedError as error:
                 self.faults.append(f"the link did not step to {step.rate_bps / 1e9:g} Gbps for {step.trigger}: {error}")
                 continue

@@ -170,7 +170,9 @@ def run_load(
         faults = [*replay.faults, *link_steps.faults]
         end_ns = time.monotonic_ns()
         try:
-            link = _link_figures(testbed, scenario, before, totals)
+            after = client.agent(testbed.state).get("/counters")
+            faults += delay_line_faults(before, after, scenario.meter.late_p99_s)
+            link = _link_figures(testbed, scenario, before, after, totals)
         except TestbedError as error:
             link = LinkFigures({}, None, 0, 0, 0, 0)
             faults.append(f"the link's agent was lost during the load, nobody counted its bytes: {error}")
@@ -294,14 +296,15 @@ def _replay_file() -> Path:
     return Path(traces.__path__[0]) / "replay.py"
 
 
-def _link_figures(testbed: Testbed, scenario: Scenario, before: dict[str, Any], totals: dict[str, Any]) -> LinkFigures:
-    after = client.agent(testbed.state).get("/counters")
+def _link_figures(
+    testbed: Testbed, scenario: Scenario, before: dict[str, Any], after: dict[str, Any], totals: dict[str, Any]
+) -> LinkFigures:
     asked = client.agent(testbed.state).get("/link")
     return LinkFigures(
         asked={
             "nominal_bps": scenario.link.rate_bps,
             "nominal_wall_bps": scenario.scale.wall_bps(scenario.link.rate_bps),
-            **{direction: {"wall_bps": asked[direction]["asked"]["rate_bps"]} for direction in DIRECTIONS},
+            **{direction: _asked(asked[direction]["asked"]) for direction in DIRECTIONS},
             "congestion_control": scenario.link.congestion_control,
         },
         measured=linkctl.last_verified(testbed.state),
@@ -310,6 +313,34 @@ def _link_figures(testbed: Testbed, scenario: Scenario, before: dict[str, Any], 
         direct_packets=sum(after[direction]["direct_packets"] for direction in DIRECTIONS),
         retransmits=totals["retransmits"],
     )
+
+
+def _asked(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "wall_bps": state["rate_bps"],
+        "wall_delay_s": state["delay_s"],
+        "wall_jitter_s": state["jitter_s"],
+        "loss": state["loss"],
+    }
+
+
+def delay_line_faults(before: dict[str, Any], after: dict[str, Any], late_bound_s: float) -> list[str]:
+    """Why the delay line makes this load no measurement: it died, lost what it was not to lose, or was late."""
+    faults = []
+    for direction in DIRECTIONS:
+        line, was = after[direction].get("delay_line"), before[direction].get("delay_line") or {}
+        if line is None:
+            continue
+        if line["down"] or line["deaths"] > was.get("deaths", 0):
+            return [f"the delay line died, the link was down until it served again ({line['outage_s']:.2f} s in all)"]
+        if overflowed := line["overflowed"] - was.get("overflowed", 0):
+            faults.append(f"{direction}: the delay line lost {overflowed} packets that it had no room for")
+        if line["late_p99_s"] > late_bound_s:
+            faults.append(
+                f"{direction}: the delay line let packets go {line['late_p99_s'] * 1e3:.1f} ms late (p99), the bound "
+                f"is {late_bound_s * 1e3:g} ms"
+            )
+    return faults
 
 
 def _read_progress(path: Path) -> dict[str, Any]:

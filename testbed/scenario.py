@@ -145,12 +145,29 @@ Course = Annotated[dict[str, Any], AfterValidator(_course)]
 
 class Link(Part):
     """The link between the sites, each direction. rate_bps: bits/s (or a string such as "16gbps"), nominal where a
-    schedule changes it (`netem.schedule`: a kind and its parameters). per_flow_bps: the most one connection gets."""
+    schedule changes it (`netem.schedule`: a kind and its parameters). per_flow_bps: the most one connection gets.
+
+    delay_s: one-way, model seconds (a round trip takes twice that); jitter_s moves it by up to that much either way,
+    without reordering; loss: the fraction of packets that never arrive. What TCP makes of loss does not scale: take
+    scale.time_scale = 1 to read anything into it.
+    """
 
     rate_bps: Rate
     schedule: Course | None = None
     per_flow_bps: Rate | None = None
     congestion_control: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "cubic"
+    delay_s: Annotated[Number, Field(ge=0)] = 0.0
+    jitter_s: Annotated[Number, Field(ge=0)] = 0.0
+    loss: Annotated[Number, Field(ge=0, le=0.5)] = 0.0
+
+    @model_validator(mode="after")
+    def _arrives_after_it_left(self) -> Link:
+        if self.jitter_s > self.delay_s:
+            raise ValueError(
+                f"jitter_s = {self.jitter_s:g}: more than delay_s = {self.delay_s:g}, and nothing arrives before it "
+                "is sent; lower it, or raise delay_s"
+            )
+        return self
 
 
 class Transport(Part):
@@ -195,6 +212,10 @@ class Scale(Part):
     def model_bps(self, wall_bps: float) -> float:
         """The inverse."""
         return wall_bps / (self.byte_scale * self.time_scale)
+
+    def wall_s(self, model_s: float) -> float:
+        """A model time as it passes on this machine: / time_scale."""
+        return model_s / self.time_scale
 
 
 class Slo(Part):

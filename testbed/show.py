@@ -14,7 +14,6 @@ from testbed.policies import CAVEAT
 from testbed.report.phase_table import phase_cells
 
 if TYPE_CHECKING:
-    from netem.capabilities import Capability
     from testbed.doctor import Check
     from traces.load import Trace
 
@@ -334,49 +333,6 @@ def show_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         table.add_row(check.name, f"[{style[check.status]}]{check.status}[/]", check.detail, check.remedy)
     out.print(table)
-
-
-def show_link(result: dict[str, Any]) -> None:
-    """Both directions of the link."""
-    for direction, one in result.items():
-        counters = one["counters"]
-        out.print(
-            f"{direction}: {one['rate_bps'] / 1e9:g} Gbps ({one['wall']['rate_bps'] / 1e6:g} Mbit/s on the wire, "
-            f"TCP gets {one['wall']['expected_goodput_bps'] / 1e6:.1f}); sent {counters['kv']['sent_bytes']:,} bytes, "
-            f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, "
-            f"{counters['direct_packets']} packets unshaped"
-        )
-
-
-def show_capabilities(found: Sequence[Capability]) -> None:
-    """What a link can be asked for, and what does it."""
-    table = Table()
-    for column in ("of a link", "by", "why", "remedy"):
-        table.add_column(column)
-    for one in found:
-        table.add_row(one.name, one.backend or "nothing", one.why, one.remedy)
-    out.print(table)
-
-
-def show_verified(result: dict[str, Any]) -> None:
-    """Asked, expected and measured, both ways."""
-    table = Table()
-    for column in ("direction", "asked", "TCP can get", "measured", "error", "RTT p50"):
-        table.add_column(column, justify="right" if column != "direction" else "left")
-    for direction, one in result["directions"].items():
-        table.add_row(
-            direction,
-            *(f"{one[key] / 1e9:.3f} Gbps" for key in ("asked_bps", "expected_bps", "measured_bps")),
-            f"{one['error']:+.2%}",
-            f"{one['rtt_p50_s'] * 1e3:.2f} ms",
-            style=None if one["ok"] else "red",
-        )
-    out.print(table)
-    out.print(
-        "the link carries what was asked"
-        if result["ok"]
-        else f"the link does NOT carry what was asked (tolerance {result['tolerance']:.0%})"
-    )
 
 
 def show_trace(result: dict[str, Any]) -> None:

@@ -64,6 +64,16 @@ class Result:
     events: int
 
 
+def _check_link(scenario: Scenario) -> None:
+    for field in ("jitter_s", "loss"):
+        value = getattr(scenario.link, field)
+        if value:
+            raise ScenarioError(
+                f"scenario {scenario.name}: link.{field} = {value:g}: virtual time's link has a rate and a delay, and "
+                "loses nothing; leave it out, or take prfaas run"
+            )
+
+
 def simulate(
     scenario: Scenario | str,
     *,
@@ -82,6 +92,7 @@ def simulate(
     loaded = loaded.only(deployment, policy)
     if seed is not None:
         loaded = loaded.model_copy(update={"seed": seed})
+    _check_link(loaded)
     chosen = loaded.deployments[0]
     trace, rate_rps = build_workload(loaded, chosen) if workload is None else workload
     lengths = workload_lengths(loaded, trace)
@@ -146,17 +157,17 @@ def _link_events(scenario: Scenario) -> list[dict[str, Any]]:
     return [step.event(step.at_s, direction, step.before_bps) for step in steps for direction in DIRECTIONS]
 
 
+def _throttled(changes: Sequence[tuple[float, str, float, float]]) -> list[dict[str, Any]]:
+    """What a token bucket made of the link, as rows of the timeline."""
+    return [LinkStep(at_s, was, bps, "token bucket").event(at_s, way, was) for at_s, way, was, bps in changes]
+
+
 def _judge(summary: dict[str, Any]) -> None:
     """A run whose own accounts disagree is no measurement."""
     problems = summary["littles_law"]["problems"]
     if problems:
         reasons = [*problems, *summary["verdict"]["reasons"]]
         summary["verdict"] = {"status": "invalid", "reasons": reasons}
-
-
-def _throttled(changes: Sequence[tuple[float, str, float, float]]) -> list[dict[str, Any]]:
-    """What a token bucket made of the link, as rows of the timeline."""
-    return [LinkStep(at_s, was, bps, "token bucket").event(at_s, way, was) for at_s, way, was, bps in changes]
 
 
 def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"] | str = "csv") -> None:

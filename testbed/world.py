@@ -146,9 +146,10 @@ class World:
         bucket = self._bucket_bytes(scenario.link.rate_bps)
         flow_bps = scenario.link.per_flow_bps
         pair_bps = None if flow_bps is None else flow_bps * scenario.transport.connections * TCP_EFFICIENCY
-        self.link = FluidLink(scenario.link.rate_bps, burst_bytes=bucket, per_flow_bps=pair_bps)
+        shape: dict[str, Any] = {"burst_bytes": bucket, "per_flow_bps": pair_bps, "delay_s": scenario.link.delay_s}
+        self.link = FluidLink(scenario.link.rate_bps, **shape)
         self._to_pd = _Pipe(self.link)
-        self._to_prfaas = _Pipe(FluidLink(scenario.link.rate_bps, burst_bytes=bucket, per_flow_bps=pair_bps))
+        self._to_prfaas = _Pipe(FluidLink(scenario.link.rate_bps, **shape))
         self._next_request = 0
         for spec in fleet:
             self._tell_control(NodeUp(spec.name, spec.role))

@@ -26,7 +26,7 @@ trace_app = typer.Typer(help="Workload traces.", no_args_is_help=True)
 def link_show(json: JsonOption = False) -> None:
     """Rates asked and kept, and the counters, both directions."""
     from testbed import linkctl
-    from testbed.show import show_link
+    from testbed.show_link import show_link
 
     testbed = running_testbed()
     result = linkctl.show(testbed.scenario, testbed.state)
@@ -39,23 +39,36 @@ def link_show(json: JsonOption = False) -> None:
 @link_app.command("set")
 def link_set(
     rate: Annotated[
-        str,
+        str | None,
         typer.Option("--rate", metavar="RATE", help="The real system's rate, such as 8gbps: bits per model second."),
-    ],
+    ] = None,
+    delay_s: Annotated[
+        float | None, typer.Option("--delay-s", metavar="S", help="One way, model seconds: 0.015 is 15 ms.")
+    ] = None,
+    jitter_s: Annotated[
+        float | None, typer.Option("--jitter-s", metavar="S", help="Moves the delay by up to this, either way.")
+    ] = None,
+    loss: Annotated[
+        float | None, typer.Option("--loss", metavar="FRACTION", help="Packets that never arrive: 0.01 is 1 %.")
+    ] = None,
     direction: Annotated[
         str | None, typer.Option("--direction", metavar="to_pd|to_prfaas", help="One direction; both unless given.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Change the link's rate now, while traffic flows."""
+    """Change the link now, while traffic flows."""
     from netem.link import DIRECTIONS, parse_rate
     from testbed import linkctl
-    from testbed.show import show_link
+    from testbed.show_link import show_link
 
     if direction not in (None, *DIRECTIONS):
         raise typer.BadParameter(f"{direction!r}: use to_pd or to_prfaas", param_hint="--direction")
+    if rate is None and delay_s is None and jitter_s is None and loss is None:
+        raise typer.BadParameter("nothing to change; give --rate, --delay-s, --jitter-s or --loss")
     testbed = running_testbed()
-    result = linkctl.set_rate(testbed.scenario, testbed.state, parse_rate(rate), direction)
+    rate_bps = None if rate is None else parse_rate(rate)
+    asked = {"rate_bps": rate_bps, "delay_s": delay_s, "jitter_s": jitter_s, "loss": loss}
+    result = linkctl.change(testbed.scenario, testbed.state, direction, **asked)
     if json:
         print_json(result)
     else:
@@ -72,7 +85,7 @@ def link_verify(
 ) -> None:
     """Measure what the link really carries, both ways, against what was asked. Exit code 3 when it is not that."""
     from testbed import linkctl
-    from testbed.show import show_verified
+    from testbed.show_link import show_verified
 
     testbed = running_testbed()
     result = linkctl.verify(testbed.scenario, testbed.state, seconds=seconds, connections=connections)
@@ -121,7 +134,7 @@ def link_capabilities(json: JsonOption = False) -> None:
     """What a link can be asked for here, what does it, and what is missing. Exit code 1 when something is."""
     from netem.capabilities import probe
     from testbed.launch.namespaces import unshare_argv
-    from testbed.show import show_capabilities
+    from testbed.show_link import show_capabilities
 
     found = probe(unshare_argv())
     ok = all(one.backend for one in found if one.name != "sch_netem")

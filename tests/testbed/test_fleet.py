@@ -12,7 +12,7 @@ import pytest
 from emulator.worker import Config as WorkerConfig
 from netem.agent import AgentConfig
 from netem.topology import ADDRESSES
-from testbed.fleet import launch_spec, link_rate_bps
+from testbed.fleet import launch_spec, link_rate_bps, link_state
 from testbed.gateway import Config as GatewayConfig
 from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir
@@ -135,8 +135,23 @@ class TestUnits:
         assert smoke.scale.wall_bps(16e9) == pytest.approx(160e6)
         assert smoke.scale.model_bps(160e6) == pytest.approx(16e9)
 
-    def test_the_agent_is_asked_for_the_wall_rate(self, state: StateDir) -> None:
-        assert config(spec_of(state, load("smoke")), "agent")["state"] == {"rate_bps": pytest.approx(160e6)}
+    def test_the_agent_is_asked_for_the_walls_rate_and_delay(self, state: StateDir) -> None:
+        scenario = load("smoke", ["link.delay_s=0.3", "link.jitter_s=0.05", "link.loss=0.01", "seed=7"])
+        agent = config(spec_of(state, scenario), "agent")
+        assert agent["state"] == {
+            "rate_bps": pytest.approx(160e6),
+            "delay_s": pytest.approx(0.03),
+            "jitter_s": pytest.approx(0.005),
+            "loss": 0.01,
+        }
+        assert agent["seed"] == 7
+
+    @pytest.mark.parametrize(("delay_s", "why"), [(100, "is it milliseconds"), (1e-6, "microsecond")])
+    def test_a_delay_that_the_wire_cannot_have_is_refused_before_anything_starts(
+        self, delay_s: float, why: str
+    ) -> None:
+        with pytest.raises(ScenarioError, match=rf"scenario smoke: .*time_scale = 10\) link\.delay_s: .*{why}"):
+            link_state(load("smoke", [f"link.delay_s={delay_s}"]))
 
     def test_workers_get_model_units_and_the_scales(self, state: StateDir) -> None:
         worker = config(spec_of(state, load("smoke")), "prfaas-0")

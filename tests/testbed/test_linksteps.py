@@ -31,7 +31,7 @@ class FakeAgent:
         return {
             one: {
                 "interface": one,
-                "asked": {"rate_bps": rate, "mtu": 1500},
+                "asked": {"rate_bps": rate, "mtu": 1500, "delay_s": 0.0, "jitter_s": 0.0, "loss": 0.0},
                 "kept": {},
                 "applied": {"t_applied_ns": now_ns},
                 "counters": {},

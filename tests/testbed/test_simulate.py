@@ -20,7 +20,7 @@ from testbed.control import Record
 from testbed.policies import load_policy
 from testbed.report.little import GATE_OF, GATES, Passages, littles_law
 from testbed.report.rows import PARTS
-from testbed.scenario import load
+from testbed.scenario import ScenarioError, load
 from testbed.simulate import Result, World, simulate, write
 
 SHORT = ["workload.duration_s=400", "workload.warmup_s=40"]
@@ -285,3 +285,20 @@ def test_rows_are_written_as_asked(short: Result, tmp_path: Path, kind: str, fil
         pytest.importorskip("pyarrow")
     write(short, tmp_path / "out", kind)
     assert {path.name for path in (tmp_path / "out").glob("requests.*")} == ({file} if file else set())
+
+
+def test_a_links_delay_comes_on_top_of_every_transfer_between_the_sites() -> None:
+    sets = [*SHORT, "link.rate_bps=400gbps"]
+    at_once, later = simulate("paper", sets=sets), simulate("paper", sets=[*sets, "link.delay_s=0.25"])
+    exposed_s = [of_the_offloaded(run)["ttft_transfer_s"].median() for run in (at_once, later)]
+    assert exposed_s[1] - exposed_s[0] == pytest.approx(0.25, abs=0.02)
+
+
+def of_the_offloaded(run: Result) -> Any:
+    return run.requests[run.requests["prefill_site"] == "prfaas"]
+
+
+@pytest.mark.parametrize("given", ["jitter_s", "loss"])
+def test_what_virtual_time_does_not_do_to_packets_is_refused(given: str) -> None:
+    with pytest.raises(ScenarioError, match=rf"link\.{given} = 0\.01: .*prfaas run"):
+        simulate("paper", sets=[*SHORT, "link.delay_s=0.02", f"link.{given}=0.01"])

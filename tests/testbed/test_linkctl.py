@@ -1,0 +1,95 @@
+"""What is asked of the link's agent, and when the delay line makes a load no measurement. Real links: tests/wire."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import linkctl
+from testbed.launch import client
+from testbed.launch.state import StateDir
+from testbed.load import delay_line_faults
+from testbed.scenario import load
+
+ASKED = {"rate_bps": 160e6, "mtu": 1500, "delay_s": 0.015, "jitter_s": 0.001, "loss": 0.01}
+
+
+class FakeAgent:
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+
+    def put(self, path: str, body: Any) -> dict[str, Any]:
+        self.bodies.append(body)
+        return self.get(path)
+
+    def get(self, path: str) -> dict[str, Any]:
+        one = {"interface": "w", "asked": ASKED, "kept": {}, "applied": {}, "counters": {}}
+        return {"to_pd": one, "to_prfaas": one}
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> FakeAgent:
+    fake = FakeAgent()
+    monkeypatch.setattr(client, "agent", lambda state: fake)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("direction", "asked", "body"),
+    [
+        (None, {"rate_bps": 8e9}, {"rate_bps": pytest.approx(80e6)}),
+        (None, {"delay_s": 0.3}, {"delay_s": pytest.approx(0.03)}),
+        ("to_pd", {"jitter_s": 0.1, "loss": 0.02}, {"to_pd": {"jitter_s": pytest.approx(0.01), "loss": 0.02}}),
+        (None, {"delay_s": 0.0, "loss": 0.0}, {"delay_s": 0.0, "loss": 0.0}),
+    ],
+)
+def test_what_is_given_is_asked_for_in_the_walls_units_and_nothing_else(
+    agent: FakeAgent, tmp_path: Path, direction: str | None, asked: dict[str, float], body: dict[str, Any]
+) -> None:
+    linkctl.change(load("smoke"), StateDir(tmp_path), direction, **asked)  # time_scale 10, byte_scale 0.001
+    assert agent.bodies == [body]
+
+
+def test_what_was_asked_is_shown_in_model_units(agent: FakeAgent, tmp_path: Path) -> None:
+    shown = linkctl.show(load("smoke"), StateDir(tmp_path))["to_pd"]
+    assert (shown["rate_bps"], shown["delay_s"], shown["jitter_s"], shown["loss"]) == (
+        pytest.approx(16e9),
+        pytest.approx(0.15),
+        pytest.approx(0.01),
+        0.01,
+    )
+
+
+FINE = {"down": False, "deaths": 0, "outage_s": 0.0, "overflowed": 0, "late_p99_s": 0.0002}
+
+
+def counted(**line: Any) -> dict[str, Any]:
+    return {"to_pd": {"delay_line": {**FINE, **line}}, "to_prfaas": {"delay_line": FINE}}
+
+
+def test_a_link_without_a_delay_line_has_no_faults_of_one() -> None:
+    without = {"to_pd": {"delay_line": None}, "to_prfaas": {"delay_line": None}}
+    assert delay_line_faults(without, without, 0.02) == []
+    assert delay_line_faults(without, counted(), 0.02) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "fault"),
+    [
+        ({"deaths": 1, "outage_s": 0.25}, "the delay line died.*0.25 s"),
+        ({"down": True, "deaths": 1}, "the delay line died"),
+        ({"overflowed": 3}, "to_pd: the delay line lost 3 packets"),
+        ({"late_p99_s": 0.03}, "to_pd: .*30.0 ms late"),
+    ],
+)
+def test_a_delay_line_that_failed_makes_a_load_no_measurement(after: dict[str, Any], fault: str) -> None:
+    (told,) = delay_line_faults(counted(), counted(**after), 0.02)
+    assert re.search(fault, told)
+
+
+def test_what_happened_before_the_load_is_not_its_fault() -> None:
+    earlier = counted(deaths=2, overflowed=7)
+    assert delay_line_faults(earlier, earlier, 0.02) == []
