@@ -374,8 +374,8 @@ class FluidLink:
         for pair in active:
             if pair.at_s < now_s:
                 self._flow(now_s, pair)
-            emptied = self._burst and pair.transfers[0].mark - pair.sent <= _EPSILON  # by the bucket
-            if emptied or pair.produced - pair.sent > _EPSILON:
+            done = pair.transfers[0].mark - pair.sent <= _EPSILON  # by the bucket, or as another was in this moment
+            if done or pair.produced - pair.sent > _EPSILON:
                 waiting.append(pair)
                 continue
             source = pair.rate = pair.source

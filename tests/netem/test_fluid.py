@@ -74,6 +74,17 @@ def test_two_pairs_share_evenly_and_the_first_to_end_leaves_its_share() -> None:
     assert landed[2] == pytest.approx(4.0)  # 100 of 300 by then, 200 at 100 bytes/s
 
 
+def test_transfers_of_two_pairs_that_end_at_the_same_time_both_land() -> None:
+    link = link_of(100.0)
+    for token in range(6):
+        link.transmit(0.0, "p", "x", token, 1.0, 1, 0.0, 1.0)
+    link.transmit(0.0, "p", "y", 6, 1.0, 1, 0.0, 1.0)
+    landed = drain(link)
+    assert landed[0] == landed[6] == pytest.approx(1.02)  # 50 bytes/s each
+    assert landed[5] == pytest.approx(1.07)
+    assert link.idle
+
+
 def test_a_pair_that_wants_less_than_its_share_leaves_the_rest_to_others() -> None:
     link = link_of(100.0)
     link.transmit(0.0, "slow", "d", 1, 110.0, 11, 0.0, 11.0)  # 10 bytes/s
