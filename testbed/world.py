@@ -4,7 +4,7 @@ What happens at one time happens in this order: the link steps, KV lands, machin
 give an account of themselves, control looks around, requests arrive; messages without a delay are delivered, first in
 first out, before time moves. Nothing is left to chance.
 
-While the link between the sites is cut (a rate of 0) messages between them wait for it, as the KV does.
+Messages between the sites take the link's delay; while it is cut (a rate of 0) they wait for it, as the KV does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from emulator.messages import (
     CONTROL,
     WAKE,
     WIRE,
-    Announce,
     AnyMessage,
     Convert,
     Landed,
@@ -52,6 +51,7 @@ JOIN: Final = 3
 TELL: Final = 4
 LOOK: Final = 5
 METER: Final = 6
+MESSAGE: Final = 7
 _NEVER: Final = float("inf")
 
 TICK: Final = Tick()
@@ -128,6 +128,8 @@ class World:
         self._order = 0
         self._due: deque[tuple[str, Any]] = deque()  # who, and a machine's message or control's event
         self._held: list[tuple[str, Any]] | None = None  # messages between the sites, while the link is cut
+        self._delay_s = scenario.link.delay_s
+        self._apart = self._delay_s > 0  # whether messages between the sites take time
         self._ports: dict[str, _Port] = {}
         fleet = []
         slots = self._profiles[PD].decode_slots
@@ -216,33 +218,32 @@ class World:
             else:
                 now_s = self.now_s = self._arrival_s
                 self._arrive()
-            held = self._held
+            apart = self._apart
             while due:
                 destination, message = next_message()
                 if destination == CONTROL:
-                    gate = gate_of(type(message))
-                    if gate is not None:  # as Passages.passes; a call would show in the innermost loop
-                        counts[gate] += 1
-                        sums_s[gate] += now_s
                     for whom, command in tell_control(now_s, message):
                         if whom == CLIENT:
                             on_end(command.record)  # type: ignore[union-attr]
-                        elif held is not None and ports[whom].site == PRFAAS:
-                            held.append((whom, command))
+                        elif apart and ports[whom].site == PRFAAS:
+                            self._across((whom, command))
                         elif type(command) is Convert:
                             self._convert(ports[whom], command)
                         else:
                             later((whom, command))
                     continue
                 port = ports[destination]
-                if type(message) is Announce:
-                    counts[1] += 1
-                    sums_s[1] += now_s
                 for out in port.handle(now_s, message):
-                    if out[0] == WIRE:
-                        self._tell_wire(port, out[1])
-                    elif held is not None and self._crosses(port, out[0]):
-                        held.append(out)
+                    destination, message = out
+                    if destination == WIRE:
+                        self._tell_wire(port, message)
+                        continue
+                    gate = gate_of(type(message))
+                    if gate is not None:  # as Passages.passes; a call would show in the innermost loop
+                        counts[gate] += 1
+                        sums_s[gate] += now_s
+                    if apart and self._crosses(port, destination):
+                        self._across(out)
                     else:
                         later(out)
                 due_s = port.next_s()
@@ -267,6 +268,8 @@ class World:
         elif kind == TELL:
             self._tell_all()
             self._push(now_s + self._scenario.telemetry_s, TELL, None)
+        elif kind == MESSAGE:
+            self._due.append(what)
         elif kind == METER:
             self._meter(now_s, what, what.bucket.rate_bps)
         else:
@@ -278,7 +281,11 @@ class World:
         """As a worker does: the machine of the new role is there at once, and says so when it has reloaded."""
         role: Role = "prefill" if order.role == "prefill" else "decode"
         if port.machine.accepts(order):
-            self._due.extend(port.machine.handle(self.now_s, order))  # who waits for a prefix of it is told
+            for out in port.machine.handle(self.now_s, order):  # who waits for a prefix of it is told
+                if self._apart and self._crosses(port, out[0]):
+                    self._across(out)
+                else:
+                    self._due.append(out)
         port.convert(role, self._machine(port.name, port.index, port.site, role))
         self._push(self.now_s + order.reload_s, JOIN, port)
 
@@ -346,12 +353,21 @@ class World:
         for destination, command in self.control.handle(self.now_s, event):
             if destination == CLIENT:
                 self._on_end(command.record)  # type: ignore[union-attr]
-            elif self._held is not None and self._ports[destination].site == PRFAAS:
-                self._held.append((destination, command))
+            elif self._apart and self._ports[destination].site == PRFAAS:
+                self._across((destination, command))
             elif type(command) is Convert:
                 self._convert(self._ports[destination], command)
             else:
                 self._due.append((destination, command))
+
+    def _across(self, out: tuple[str, Any]) -> None:
+        """A message between the sites: it takes the link's delay, and waits while the link is cut."""
+        if self._held is not None:
+            self._held.append(out)
+        elif self._delay_s:
+            self._push(self.now_s + self._delay_s, MESSAGE, out)
+        else:
+            self._due.append(out)
 
     def _crosses(self, sender: _Port, destination: str) -> bool:
         """Whether a message goes from one site to the other; control is in the pd site."""
@@ -394,8 +410,8 @@ class World:
                 late_max_s=0.0,
                 paths=paths,
             )
-            if self._held is not None and port.site == PRFAAS:
-                self._held.append((CONTROL, told))
+            if self._apart and port.site == PRFAAS:
+                self._across((CONTROL, told))
             else:
                 self._due.append((CONTROL, told))
 
@@ -407,8 +423,10 @@ class World:
         if rate_bps <= 0:
             self._held = [] if self._held is None else self._held
         elif self._held is not None:
-            self._due.extend(self._held)
-            self._held = None
+            held, self._held = self._held, None
+            for out in held:
+                self._across(out)
+        self._apart = self._held is not None or self._delay_s > 0
 
     def _meter(self, now_s: float, meter: _Meter, before_bps: float) -> None:
         """Tell the bucket what has been sent, and the link what it may send from now on."""
