@@ -94,7 +94,10 @@ def test_what_decides_knows_no_clock_no_chance_and_no_socket(name: str) -> None:
 
 @pytest.mark.parametrize("path", [*SUBJECT, *(ROOT / name for name in PURE if (ROOT / name).is_file())], ids=named)
 def test_what_is_pure_uses_no_randomness_and_no_files(path: Path) -> None:
-    """What an import does not tell: numpy's generators, and the builtins that do input and output."""
+    """What an import does not tell: numpy's generators, and the builtins that do input and output.
+
+    A generator made from a seed that is data, as in `netem/courses.py`, is imported by its name and is no chance.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             assert not (node.attr == "random" and isinstance(node.value, ast.Name)), f"line {node.lineno}"
