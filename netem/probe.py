@@ -33,6 +33,7 @@ from netem.train import Tally, collect, emit, open_socket
 _CHUNK_BYTES = 1 << 20
 _NOTE_NS = 5_000_000
 _PATIENCE_S = 30.0
+_SETTLED_TRIPS = 25
 _MIN_TRIPS, _MAX_TRIPS, _TRIPS_S = 20, 100, 3.0
 _UNSENT_BYTES = 256 << 10  # what a sender keeps unsent at most, so that it stops when it is told to
 _LENGTH = struct.Struct(">I")
@@ -109,14 +110,16 @@ def measure(
     three for the round trips, and the time of the train.
 
     `packets_per_s` of 106 bytes on the wire must fit the link easily. `skip_s` defaults to a third of `seconds`, at
-    most 1 s. Raises LinkError when the peer is not reached or goes away.
+    most 1 s or 25 round trips: what slow start lost is then made up for. Raises LinkError when the peer is not reached
+    or goes away.
     """
     if seconds <= 0 or connections < 1:
         raise LinkError(f"probe: seconds {seconds} and connections {connections} must be positive")
-    skip_s = min(1.0, seconds / 3) if skip_s is None else skip_s
     try:
         round_trips = _round_trips(host, port)
         train = _train(host, port, packets, packets_per_s, reverse) if packets else None
+        if skip_s is None:
+            skip_s = min(max(1.0, _SETTLED_TRIPS * min(round_trips)), seconds / 3)
         algorithm, timelines = _traffic(host, port, seconds, connections, reverse)
     except OSError as failure:
         remedy = "is 'python -m netem.probe serve' running there, and the link up?"
