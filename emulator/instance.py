@@ -107,7 +107,7 @@ class PrefillInstance:
         self.outbox_used = 0
         self.queued_tokens = 0
         self.pool = pool
-        self._timing = timing
+        self._s_kv, self._t_prefill = timing.s_kv, timing.t_prefill
         self._cache = PrefixCache(name, pool, token_base) if pool is not None else None
         self._queue: deque[_Prefill] = deque()
         self._running: _Prefill | None = None
@@ -150,7 +150,7 @@ class PrefillInstance:
         cached = order.cached_tokens
         tokens = order.input_tokens - cached
         cache = self._cache
-        kv_bytes = round(self._timing.s_kv(tokens)) if cache is None else 0
+        kv_bytes = round(self._s_kv(tokens)) if cache is None else 0
         job = _Prefill(order, order.request_id, order.attempt, order.decode_node, tokens, kv_bytes, cached)
         if cache is not None:
             block_tokens = cache.pool.shape.block_tokens
@@ -176,7 +176,7 @@ class PrefillInstance:
             self._queue.remove(job)
         self.queued_tokens -= job.tokens
         job.start_s = now_s
-        job.end_s = now_s + self._timing.t_prefill(job.order.input_tokens - job.cached_tokens)
+        job.end_s = now_s + self._t_prefill(job.order.input_tokens - job.cached_tokens)
         self.outbox_used += job.kv_bytes
         self._unsent[job.request_id, job.attempt] = job
         self._running = job
@@ -199,7 +199,7 @@ class PrefillInstance:
         pool = cache.pool
         lease = pool.begin(job.ids)
         cached = lease.hit_blocks * pool.shape.block_tokens
-        kv_bytes = round(self._timing.s_kv(job.order.input_tokens - cached))
+        kv_bytes = round(self._s_kv(job.order.input_tokens - cached))
         fits = self.outbox_used + kv_bytes <= self.outbox_bytes
         room = pool.reserve((job.request_id, job.attempt), kv_bytes) if fits or not self._unsent else None
         if room is None and self._unsent:

@@ -12,12 +12,12 @@ import difflib
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -77,15 +77,19 @@ class Curve:
     def __call__(self, tokens: FloatArray) -> FloatArray: ...
     def __call__(self, tokens: float | FloatArray) -> float | FloatArray:
         """The value at `tokens`, a number or an array (same shape). Raises ProfileError outside 0 .. last point."""
-        if type(tokens) is not int and isinstance(tokens, np.ndarray):
+        if isinstance(tokens, np.ndarray):
             inside = (tokens >= 0) & (tokens <= self.last_tokens)
             if not inside.all():
                 raise self._outside(float(tokens[~inside].flat[0]))
             return np.interp(tokens, self._xs, self._ys)
-        if not 0 <= tokens <= self.last_tokens:
-            raise self._outside(tokens)
-        x, y, slope = self._pieces[bisect_right(self._xs, tokens) - 1]
-        return y + slope * (tokens - x)
+        return self.at(tokens)
+
+    def at(self, tokens: float) -> float:
+        """The value at one length. Raises ProfileError outside 0 .. last point."""
+        if 0 <= tokens <= self.last_tokens:
+            x, y, slope = self._pieces[bisect_right(self._xs, tokens) - 1]
+            return y + slope * (tokens - x)
+        raise self._outside(tokens)
 
     def scaled(self, profile: str, factor: float) -> Curve:
         """`factor` times this curve, for a profile of another name; same points, same extension."""
@@ -102,6 +106,13 @@ class Curve:
                 "extended above; cap the workload's lengths there, or add a longer point to the profile"
             )
         return ProfileError(f"a length of {tokens:g} tokens for profile {self.profile}: must be a number >= 0")
+
+
+class Timing(NamedTuple):
+    """What a prefill costs, one length in tokens at a time: bytes of KVCache, seconds. Errors as for `Curve`."""
+
+    s_kv: Callable[[float], float]
+    t_prefill: Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +170,11 @@ class Profile:
     def phi_kv_bps(self, tokens: float | FloatArray) -> float | FloatArray:
         """Equation (1): Phi_kv(l) = S_kv(l) / T_prefill(l), the instance's KV throughput in bits/s. Shape as given."""
         return 8 * self.s_kv_curve(tokens) / self.t_prefill_curve(tokens)
+
+    @property
+    def timing(self) -> Timing:
+        """Both costs for single lengths, as instances need them."""
+        return Timing(self.s_kv_curve.at, self.t_prefill_curve.at)
 
     def with_decode(
         self,

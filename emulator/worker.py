@@ -168,7 +168,7 @@ class Worker:
         if role == "prefill":
             self.machine = PrefillInstance(
                 config.name,
-                self.profile,
+                self.profile.timing,
                 pieces=config.pieces,
                 outbox_bytes=config.outbox_bytes,
                 pool=self._new_pool(),

@@ -55,7 +55,7 @@ def profiles(scenario: Scenario, deployment: Deployment) -> dict[Site, Profile]:
 
 def cost_functions(scenario: Scenario, deployment: Deployment) -> dict[Site, Callable[[float], float]]:
     """T_prefill(l) of each site, seconds."""
-    return {site: profile.t_prefill for site, profile in profiles(scenario, deployment).items()}
+    return {site: profile.t_prefill_curve.at for site, profile in profiles(scenario, deployment).items()}
 
 
 def max_input_tokens(scenario: Scenario, deployment: Deployment) -> int:

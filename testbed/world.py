@@ -26,6 +26,7 @@ from emulator.messages import (
     WIRE,
     AnyMessage,
     Convert,
+    Expect,
     Landed,
     PathSample,
     StopTransmit,
@@ -52,6 +53,7 @@ TELL: Final = 4
 LOOK: Final = 5
 METER: Final = 6
 MESSAGE: Final = 7
+LANDED: Final = GATE_OF[Landed]
 _NEVER: Final = float("inf")
 
 TICK: Final = Tick()
@@ -236,7 +238,8 @@ class World:
                 for out in port.handle(now_s, message):
                     destination, message = out
                     if destination == WIRE:
-                        self._tell_wire(port, message)
+                        if type(message) is not Expect:
+                            self._tell_wire(port, message)
                         continue
                     gate = gate_of(type(message))
                     if gate is not None:  # as Passages.passes; a call would show in the innermost loop
@@ -311,7 +314,7 @@ class World:
             pool = NodePool(scenario.cache_bytes, shape)
         return PrefillInstance(
             name,
-            profile,
+            profile.timing,
             pieces=scenario.pieces(self._deployment, site),
             outbox_bytes=scenario.transport.outbox_bytes,
             pool=pool,
@@ -487,5 +490,6 @@ class World:
     def _landed(self, token: int) -> None:
         port = self._by_index[token >> 40]
         if port.role == "decode":
-            self.passages.passes(self.now_s, GATE_OF[Landed])
+            self.passages.counts[LANDED] += 1
+            self.passages.sums_s[LANDED] += self.now_s
         self._due.append((port.name, Landed(token)))

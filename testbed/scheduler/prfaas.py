@@ -281,7 +281,8 @@ class Prfaas:
             return
         if now_s - self._role_s < self._p["role_dwell_s"]:
             return
-        self._profile(view)
+        if now_s - self._profiled_s >= self._p["profile_s"]:
+            self._profile(view)
         n_prfaas, n_p, n_d = len(view.prefill(PRFAAS)), len(view.prefill(PD)), len(view.decode())
         system = system_of(self._setup, link.bps, output_tokens)
         points = self._grid(system, n_prfaas, n_p + n_d)
