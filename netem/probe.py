@@ -33,7 +33,7 @@ from netem.train import Tally, collect, emit, open_socket
 _CHUNK_BYTES = 1 << 20
 _NOTE_NS = 5_000_000
 _PATIENCE_S = 30.0
-_SETTLED_TRIPS = 25
+_SETTLED_TRIPS = 40
 _MIN_TRIPS, _MAX_TRIPS, _TRIPS_S = 20, 100, 3.0
 _UNSENT_BYTES = 256 << 10  # what a sender keeps unsent at most, so that it stops when it is told to
 _LENGTH = struct.Struct(">I")
@@ -110,7 +110,7 @@ def measure(
     three for the round trips, and the time of the train.
 
     `packets_per_s` of 106 bytes on the wire must fit the link easily. `skip_s` defaults to a third of `seconds`, at
-    most 1 s or 25 round trips: what slow start lost is then made up for. Raises LinkError when the peer is not reached
+    most 1 s or 40 round trips: what slow start lost is then made up for. Raises LinkError when the peer is not reached
     or goes away.
     """
     if seconds <= 0 or connections < 1:

@@ -23,7 +23,7 @@ from testbed.scenario import Scenario
 
 PROBE_PORT: Final = 7424
 RTT_FIGURES: Final = ("min", "p50", "p99", "jitter")
-SLOW_START_TRIPS: Final = 50
+SLOW_START_TRIPS: Final = 120
 """Of a round trip; a measurement lasts that much longer, and leaves out its first third."""
 TRAIN_PACKETS: Final = 5000
 """Of a measurement, at 5000 a second: 4 Mbit/s."""
