@@ -6,7 +6,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test testbed load down test lint
+.PHONY: help setup setup-test testbed load down test lint fast
 
 help:
 	@echo "make testbed   set up, start SCENARIO=$(SCENARIO), replay its load over the shaped link, report, and leave it up"
@@ -14,6 +14,7 @@ help:
 	@echo "make down      stop it and remove everything of it"
 	@echo "make test      set up with all test dependencies, and run the tests"
 	@echo "make lint      ruff and mypy"
+	@echo "make fast      compile virtual time's innermost modules (same results, a quarter faster)"
 	@echo "make setup     only the virtual environment"
 
 # The stamps hold what was installed, so a second call finds the first.
@@ -40,3 +41,6 @@ test: setup-test
 lint: setup-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+fast: setup-test
+	@$(BIN)/python -m testbed.fast_build build

@@ -5,3 +5,8 @@ pure), then its two edges, `simulate.py` (virtual time) and `gateway.py` (HTTP).
 is, `assemble.py` turns it into what the rooms take, `fleet.py` into processes; `cli` is the command `prfaas`.
 `load.py` offers a load on the wire, `report/` judges a run, `launch/` owns the processes.
 """
+
+from testbed import fast
+
+COMPILED = fast.install()
+"""Whether virtual time's innermost modules are compiled ones (`testbed.fast`)."""

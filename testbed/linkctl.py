@@ -69,8 +69,10 @@ def verify(
     """Measure both ways, and compare: TCP goodput with what the asked rate must give (0.956 of it), the idle round
     trip with both delays, and of a train of datagrams what was lost and overtaken.
 
-    Where loss is asked for, goodput is the congestion control's and not judged. Returns {"ok", "directions":
-    {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model units, and the wall's beside them.
+    Where loss is asked for, goodput is the congestion control's and not judged; round trip, loss and order are judged
+    where a delay line makes them. Of a rate alone they are told: a busy machine loses a datagram now and then.
+    Returns {"ok", "directions": {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model units, and
+    the wall's beside them.
     """
     return asyncio.run(_verify(scenario, state, seconds, connections or scenario.transport.connections))
 
@@ -82,6 +84,7 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
     rtt_s = sum(asked["delay_s"] for asked in asked_of.values())
     rtt_slack_s = 0.0005 + 0.05 * rtt_s + 2 * sum(asked["jitter_s"] for asked in asked_of.values())
     lossless = not any(asked["loss"] for asked in asked_of.values())
+    far = any(asked[what] for asked in asked_of.values() for what in ("delay_s", "jitter_s", "loss"))
     seconds += SLOW_START_TRIPS * rtt_s
     probe = [sys.executable, "-m", "netem.probe"]
     serve = {
@@ -110,9 +113,9 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
             lost_error = train["lost"] - TRAIN_PACKETS * loss
             sound = {
                 "goodput": not lossless or abs(error) <= TOLERANCE,
-                "rtt": abs(found["rtt_p50_s"] - rtt_s) <= rtt_slack_s,
-                "loss": abs(lost_error) <= 4 * math.sqrt(TRAIN_PACKETS * loss * (1 - loss)),
-                "order": train["reordered"] == 0,
+                "rtt": not far or abs(found["rtt_p50_s"] - rtt_s) <= rtt_slack_s,
+                "loss": not far or abs(lost_error) <= 4 * math.sqrt(TRAIN_PACKETS * loss * (1 - loss)),
+                "order": not far or train["reordered"] == 0,
             }
             out[direction] = {
                 "asked_bps": scenario.scale.model_bps(asked),

@@ -119,7 +119,9 @@ def wire(scenario: Scenario, port: int, *, keep: bool) -> Iterator[Testbed]:
         verified = linkctl.verify(scenario, testbed.state)
         _say_verified(verified)
         if not verified["ok"]:
-            say("the link does not carry what was asked for: the run would be no measurement")
+            wrong = {name: ", ".join(one["wrong"]) for name, one in verified["directions"].items() if not one["ok"]}
+            named = "; ".join(f"{name}: {what}" for name, what in wrong.items())
+            say(f"the link is not what was asked for ({named}): the run would be no measurement")
             raise typer.Exit(3)
         yield testbed
     finally:

@@ -16,9 +16,9 @@ import numpy as np
 
 from testbed.scheduler.model import LengthDistribution
 
-WINDOW = 2000
-"""Requests in the sliding window of lengths. Of fewer than 1,000 the threshold they give is outside 10 % of the true
-one one time in eight."""
+WINDOW = 1000
+"""Requests in the sliding window of lengths. Of fewer the threshold they give is outside 10 % of the true one one
+time in eight or more; of more it lags behind a mix that shifts."""
 
 LEAST = 1000
 """Requests the window must hold before its lengths are used in the place of what the operator said."""

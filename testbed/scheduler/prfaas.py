@@ -42,7 +42,7 @@ DEFAULTS: Final[dict[str, float]] = {
     "high_water": 0.9,  # egress utilisation that is pressure
     "scarce_above": 0.7,  # egress utilisation above which bandwidth is scarce
     "abundant_below": 0.5,  # ... and below which it is abundant again
-    "surge_s": 15.0,  # prefill work waiting a node, and growing, that calls for a new profile
+    "surge_s": 10.0,  # prefill work waiting a node, and growing, that calls for a new profile
     "link_step": 0.1,  # relative change of the link's estimate that calls for a new t
     "least_change": 0.07,  # relative change of t that is worth making
     "drain_backlog_s": 60.0,  # in which what waits at the senders is to be gone: so much of the link is taken
@@ -237,7 +237,7 @@ class Prfaas:
     def _profile(self, view: SystemView) -> bool:
         """Take the window's lengths, if they are others than those in use; whether they are.
 
-        A threshold of 2,000 lengths is off by 5 %, so what chance alone explains changes nothing.
+        A threshold of 1,000 lengths is off by 6 %, so what chance alone explains changes nothing.
         """
         self._profiled_s = view.now_s
         lengths = view.observed.lengths.incremental(across=self.regime == ABUNDANT)
