@@ -22,7 +22,7 @@ print(json.dumps({"compiled": testbed.COMPILED, "file": testbed.world.__file__, 
 RUNS = [
     ["paper", ["workload.duration_s=400", "workload.warmup_s=50"]],
     ["link-drop", []],
-    ["toy", ["link.delay_s=0.05"]],
+    ["toy", ["link.delay_s=0.05", "decode.step={base_s: 0.02, per_request_s: 0.0001}"]],
     [
         "steady",
         [
