@@ -52,7 +52,7 @@ def run(folder: Path, **environment: str) -> dict[str, object]:
 
 
 def test_an_edited_source_has_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("netem", "testbed"):
+    for room in ("emulator", "netem", "testbed"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(fast, "ROOT", tmp_path)
     before = fast.key()
