@@ -23,7 +23,7 @@ ROUNDING_US = 1e-3
 @pytest.fixture(scope="module")
 def result() -> Result:
     sets = ["workload.duration_s=300", "workload.warmup_s=30", "workload.load_fraction=1.1", "link.rate_bps=8gbps"]
-    return simulate("paper", sets=sets)
+    return simulate("paper", policy="static", sets=sets)
 
 
 @pytest.fixture(scope="module")
