@@ -325,7 +325,8 @@ CHANGING = [
     "scheduler.tick_s=1",
     "reload_s=20",
     "cache_bytes=64000000000",
-    "deployments.prfaas-pd.policy={name: prfaas, parameters: {plan_s: 20, role_dwell_s: 60, profile_s: 30, patience_s: 30}}",
+    "deployments.prfaas-pd.policy={name: prfaas, "
+    "parameters: {plan_s: 20, role_dwell_s: 60, profile_s: 30, patience_s: 30}}",
     "phases.before.duration_s=300",
     "phases.shift.duration_s=200",
     "phases.after.duration_s=500",
