@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from testbed import fast
 from testbed.report.intervals import main_figures, repeated
 from testbed.report.window import TPOT_TOLERANCE
 from testbed.scenario import Scenario, ScenarioError
@@ -155,7 +156,7 @@ def _sources(module: str) -> list[bytes]:
         spec = None if name in found else importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             continue
-        found[name] = Path(spec.origin).read_bytes()
+        found[name] = (fast.source(name) if name in fast.MODULES else Path(spec.origin)).read_bytes()  # never a build
         for node in ast.walk(ast.parse(found[name])):
             if isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names if alias.name.partition(".")[0] in ROOMS]

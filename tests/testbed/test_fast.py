@@ -17,6 +17,8 @@ import hashlib, json, sys, testbed, testbed.world
 from testbed.simulate import simulate
 tables = [simulate(name, sets=sets) for name, sets in json.loads(sys.argv[1])]
 told = [hashlib.sha256(t.requests.to_csv().encode() + t.timeline.to_csv().encode()).hexdigest() for t in tables]
+from testbed.points import code_version
+told.append(code_version())  # the sources', whatever runs
 print(json.dumps({"compiled": testbed.COMPILED, "file": testbed.world.__file__, "told": told}))
 """
 RUNS = [
