@@ -20,9 +20,6 @@ WINDOW = 1000
 """Requests in the sliding window of lengths. Of fewer the threshold they give is outside 10 % of the true one one
 time in eight or more; of more it lags behind a mix that shifts."""
 
-LEAST = 1000
-"""Requests the window must hold before its lengths are used in the place of what the operator said."""
-
 
 def differ(one: LengthDistribution, other: LengthDistribution, n: float, m: float) -> bool:
     """Whether samples of n and m lengths (infinite: exact) come from different distributions; `one` has no density.
@@ -70,8 +67,8 @@ class Lengths:
 
     @property
     def enough(self) -> bool:
-        """Whether there are LEAST requests to judge by."""
-        return self.count >= LEAST
+        """Whether the window is full: before that the operator's word on the lengths is the better one."""
+        return self.count >= self._window
 
     def incremental(self, *, across: bool) -> LengthDistribution:
         """The distribution of uncached lengths: after the local site's prefix, or the longer of both (`across`).

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.scheduler.estimators import LEAST, WINDOW, Lengths, LinkEstimate, Observed, Series, differ
+from testbed.scheduler.estimators import WINDOW, Lengths, LinkEstimate, Observed, Series, differ
 from testbed.scheduler.model import LengthDistribution, ModelError
 
 NOMINAL_BPS = 100e9
@@ -312,7 +312,7 @@ class TestLengths:
 
     def test_fewer_than_a_thousand_are_not_enough(self) -> None:
         lengths = Lengths()
-        for i in range(LEAST):
+        for i in range(WINDOW):
             assert not lengths.enough
             lengths.add(float(i), 100, 0, 0)
         assert lengths.enough

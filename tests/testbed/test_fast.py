@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,10 @@ def test_without_a_whole_build_nothing_is_installed(
     assert sys.meta_path == before
 
 
-@pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="there is no C compiler")
+@pytest.mark.skipif(
+    not (shutil.which("cc") or shutil.which("gcc")) or not Path(sysconfig.get_path("include"), "Python.h").is_file(),
+    reason="there is no C compiler, or this Python has no headers",
+)
 def test_compiled_or_not_the_results_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "STORE", tmp_path)
     fast_build.build()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from emulator.profile import load_profile
 from testbed.lengths import hardware
 from testbed.scheduler.api import Action, Decision, NodeView, Note, Reject, RequestView, SetRole, Setup, SystemView
-from testbed.scheduler.estimators import LEAST, Observed
+from testbed.scheduler.estimators import WINDOW, Observed
 from testbed.scheduler.model import LengthDistribution
 from testbed.scheduler.prfaas import ABUNDANT, DEFAULTS, SCARCE, Prfaas
 from testbed.scheduler.rules import solve_threshold
@@ -226,7 +226,7 @@ class TestLengthsChange:
         assert run.t < 0.8 * before
 
     def test_fewer_than_a_thousand_change_nothing(self) -> None:
-        run = Run().arrive(draw(9.01, LEAST - 1)).seconds(300)
+        run = Run().arrive(draw(9.01, WINDOW - 1)).seconds(300)
         assert run.said == []
 
     @pytest.mark.parametrize("seed", range(5))
