@@ -280,7 +280,10 @@ def build_workload(scenario: Scenario, deployment: Deployment) -> tuple[Trace, f
         rate = _asked_rps(scenario, deployment, workload)
         return _synthetic(workload, rate, scenario.seed).generate(), rate
     if not Path(workload.trace).is_file():
-        raise ScenarioError(f"workload.trace = {workload.trace!r}: no such file; give a trace's path (--trace FILE; public ones: prfaas trace fetch)")
+        raise ScenarioError(
+            f"workload.trace = {workload.trace!r}: no such file; give a trace's path (--trace FILE; public ones: "
+            "prfaas trace fetch)"
+        )
     trace = _servable(load(workload.trace), max_input_tokens(scenario, deployment))
     trace = with_arrivals(trace, "spread" if workload.arrivals.kind == "spread" else "as_is")
     if workload.rate_rps is not None:
