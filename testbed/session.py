@@ -1,7 +1,7 @@
 """One load on the wall clock: a Control, the streams of its clients, and the files its rows and events go to.
 
 A session begins at one monotonic instant, t = 0 for everything in it, with empty workers and a freshly started policy.
-Between loads an "adhoc" session serves whoever comes. It only carries events and commands; `control.py` decides.
+Between loads an "adhoc" session serves whoever comes. It only carries events and commands; `control/` decides.
 """
 
 from __future__ import annotations

@@ -1332,7 +1332,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def everybody_accounts(self) -> None:
         for spec in FLEET:
-            self.tell(telemetry(spec.name, self.now_s, {"f0": self.run.control._landed.get(spec.name, (0.0, 0))[1]}))
+            self.tell(telemetry(spec.name, self.now_s, {"f0": self.run.control.fleet._landed.get(spec.name, (0.0, 0))[1]}))
 
     @rule(role=st.sampled_from(["prefill", "decode"]), node=st.sampled_from([spec.name for spec in FLEET]))
     def node_up(self, node: str, role: Any) -> None:
@@ -1390,7 +1390,7 @@ class Life(RuleBasedStateMachine):
         ago_s=st.sampled_from([0.0, 0.0, 1.0, 9.0]),
     )
     def a_node_accounts(self, node: str, landed: int, ago_s: float) -> None:
-        view, known = self.run.nodes[node], self.run.control._landed.get(node, (0.0, 0))[1]
+        view, known = self.run.nodes[node], self.run.control.fleet._landed.get(node, (0.0, 0))[1]
         stamp_s = self.now_s + 0.25 - ago_s
         counted = view.alive and view.role == "decode" and stamp_s >= view.told_s
         before = self.run.control.view.egress_bytes

@@ -11,11 +11,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
-from typing import Final
-
-import msgspec
+from typing import Any
 
 from emulator.kvcache import aligned
 from emulator.messages import (
@@ -29,7 +26,23 @@ from emulator.messages import (
     Prefilled,
     Telemetry,
 )
-from testbed.directory import Directory
+from testbed.control.events import (
+    CLIENT,
+    Arrive,
+    ClientGone,
+    Command,
+    Completed,
+    Event,
+    Failed,
+    NodeLost,
+    NodeSpec,
+    NodeUp,
+    PolicySet,
+    Record,
+    Rules,
+    Tick,
+)
+from testbed.control.nodes import Nodes
 from testbed.scheduler.api import (
     NO_HITS,
     PRFAAS,
@@ -40,173 +53,13 @@ from testbed.scheduler.api import (
     Policy,
     Reject,
     RequestView,
-    Role,
     SetRole,
     Site,
     SystemView,
 )
 from testbed.scheduler.estimators import Observed
 
-CLIENT: Final = "client"
-
-
-# Events. Workers' messages (Prefilled, Admitted, Finished, AttemptFailed, Telemetry) are events too.
-class Arrive(msgspec.Struct, frozen=True, tag=True):
-    """A request has arrived. output_tokens is for the workers; a policy never sees it."""
-
-    request_id: str
-    input_tokens: int
-    output_tokens: int
-    block_hashes: tuple[int, ...] = ()
-    block_size: int = 0
-    session: str = ""
-
-
-class ClientGone(msgspec.Struct, frozen=True, tag=True):
-    """The client no longer waits for the request."""
-
-    request_id: str
-
-
-class NodeUp(msgspec.Struct, frozen=True, tag=True):
-    """The node serves `role` and is empty."""
-
-    node: str
-    role: Role
-
-
-class NodeLost(msgspec.Struct, frozen=True, tag=True):
-    """The node is dead or out of reach."""
-
-    node: str
-    reason: str
-
-
-class Tick(msgspec.Struct, frozen=True, tag=True):
-    """The time that `Control.next_s` asked for has come."""
-
-
-class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """Another policy is in charge from now on, by `Control.set_policy`. For the record, and for a replay."""
-
-    name: str
-    parameters: dict[str, float] = {}
-
-
-Event = (
-    Arrive
-    | ClientGone
-    | NodeUp
-    | NodeLost
-    | Tick
-    | PolicySet
-    | Prefilled
-    | Admitted
-    | Finished
-    | AttemptFailed
-    | CacheChanged
-    | Telemetry
-)
-
-
-class Change(msgspec.Struct, frozen=True):
-    """A change of the scheduler's, for the timeline. t_s: model seconds.
-
-    kind: threshold (tokens), regime (scarce, abundant), role (of `node`), joined (the node serves its new role), node
-    (up, silent, lost), policy. trigger: what brought it about.
-    """
-
-    t_s: float
-    kind: str
-    node: str
-    before: float | str
-    after: float | str
-    trigger: str
-
-
-class Record(msgspec.Struct, gc=False, eq=False):
-    """Everything known of one request; one row of the results when it ends. Times: model seconds, nan for none.
-
-    status: ok | failed | aborted (its client left). error: a short kind. policy_error: how the policy failed, when a
-    fallback decided.
-    """
-
-    view: RequestView
-    request_id: str
-    input_tokens: int
-    output_tokens_asked: int
-    arrive_s: float
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    attempts: int = 0
-    kv_bytes: int = 0
-    prefill_node: str = ""
-    decode_node: str = ""
-    prefill_site: str = ""
-    reason: str = ""
-    status: str = ""
-    error: str = ""
-    error_message: str = ""
-    policy_error: str = ""
-    threshold_tokens: float = math.nan
-    route_s: float = math.nan
-    prefill_start_s: float = math.nan
-    prefill_end_s: float = math.nan
-    landed_s: float = math.nan
-    admitted_s: float = math.nan
-    finished_s: float = math.nan
-    l_pd: int = 0  # cached at either site when it was routed, as the directory had it
-    l_prfaas: int = 0
-    cache_node: str = ""  # where its cached prefix was to come from, when not from its prefill node
-    regime: str = ""
-    block_ids: tuple[int, ...] = ()
-    prefill_tokens: int = 0  # to compute, as its prefill node is charged with
-    prefill_cost_s: float = 0.0
-    prefill_queue_s: float = 0.0  # the prefill work that waited there before it
-    placed: bool = False  # counted at its nodes
-    prefilled: bool = False  # no longer counted at its prefill node
-
-    @classmethod
-    def of(cls, view: RequestView, output_tokens: int) -> Record:
-        """A request that has just arrived."""
-        return cls(view, view.request_id, view.input_tokens, output_tokens, view.arrival_s)
-
-    @property
-    def admitted(self) -> bool:
-        """Whether it has a decode slot, and tokens of its answer may have been sent."""
-        return self.admitted_s == self.admitted_s
-
-
-class Completed(msgspec.Struct, frozen=True):
-    """For the client: the last token has left."""
-
-    record: Record
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """For the client: the request ends with an error. http_status counts when nothing was sent yet."""
-
-    record: Record
-    http_status: int
-    retry_after_s: float | None = None
-
-
-Command = tuple[str, Prefill | Cancel | Convert | Completed | Failed]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """An instance of the fleet. slots: BS_max, for a node that can decode."""
-
-    name: str
-    site: Site
-    role: Role
-    slots: int
-
-
 PolicyCall = Callable[[Policy, RequestView, SystemView], Decision | Reject]
-
-
 TickCall = Callable[[Policy, SystemView], Sequence[Action]]
 
 
@@ -219,40 +72,6 @@ def tick_policy(policy: Policy, view: SystemView) -> Sequence[Action]:
 def call_policy(policy: Policy, request: RequestView, view: SystemView) -> Decision | Reject:
     """Ask the policy, without a time limit (virtual time). The gateway passes a bounded one instead."""
     return policy.route(request, view)
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What control itself keeps to. Model seconds.
-
-    max_attempts: tries of a request before it fails. tick_s: between two looks around. telemetry_s: between two
-    accounts that a node gives of itself; it is silent after SILENT of them. reload_s: what a node takes to change its
-    role. deadline_s: until a request's first token, None for no deadline. waiting_requests: most requests that wait
-    for their first token, None for no bound. block_tokens: of the prefix cache, 0 without one. pieces: of a transfer
-    from the remote site.
-    """
-
-    max_attempts: int = 3
-    tick_s: float = 1.0
-    telemetry_s: float = 1.0
-    reload_s: float = 60.0
-    deadline_s: float | None = None
-    waiting_requests: int | None = None
-    block_tokens: int = 0
-    pieces: int = 1
-
-
-SILENT: Final = 3.5
-"""Accounts that may be missing before a node counts as silent."""
-
-
-@dataclass(slots=True)
-class _Conversion:
-    """A node that is to change its role. sent: it has drained and been told."""
-
-    node: str
-    role: Role
-    sent: bool = False
 
 
 class Control:
@@ -280,26 +99,22 @@ class Control:
         self.observed = Observed(link_nominal_bps, rules.pieces)
         self.view = SystemView(nodes, link_nominal_bps, self.observed)
         self.rules = rules
+        self.fleet = Nodes(self.view, rules)
         self.live: dict[str, Record] = {}
         self.policy = self._before = policy
         self.policy_errors: dict[str, int] = {}
-        self.changes: list[Change] = []
+        self.changes = self.fleet.changes
         self.waiting = 0  # live requests without a first token
         self._nodes = nodes
-        self._serving: dict[str, Role] = {}  # the nodes that take requests
+        self._serving = self.fleet.serving
+        self._directory = self.fleet.directory
         self._fallback = fallback
         self._ask = ask
         self._tick = tick
         self._cost = cost
-        self._directory = Directory(rules.block_tokens) if rules.block_tokens else None
-        self._landed: dict[str, tuple[float, int]] = {}  # a live node's last report: when, bytes from the prfaas site
-        self._landing_bps: dict[str, float] = {}
-        self._accounted_s = self._silent_due_s = -math.inf
-        self._accountants: tuple[str, ...] = ()  # the decode nodes whose accounts the last sum was of
-        self._conversion: _Conversion | None = None
         self._tick_due_s = rules.tick_s
         self._deadlines: deque[tuple[float, Record]] = deque()
-        self._handlers: Mapping[type, Callable[..., None]] = {
+        self._handlers: Mapping[type, Callable[[float, Any, list[Command]], None]] = {
             Arrive: self._on_arrive,
             ClientGone: self._on_client_gone,
             NodeUp: self._on_node_up,
@@ -323,7 +138,7 @@ class Control:
     @property
     def busy(self) -> bool:
         """Whether anything is under way that needs ticks to end."""
-        return bool(self.live) or self._conversion is not None
+        return bool(self.live) or self.fleet.conversion is not None
 
     def handle(self, now_s: float, event: Event) -> list[Command]:
         """Accept one event at `now_s` (model seconds) and return the commands that follow from it."""
@@ -579,52 +394,14 @@ class Control:
 
     # the nodes
     def _on_node_up(self, now_s: float, event: NodeUp, out: list[Command]) -> None:
-        node = self._nodes[event.node]
-        if node.alive:
+        if self._nodes[event.node].alive:
             self._on_node_lost(now_s, NodeLost(event.node, "it began anew"), out)
-        joins = self._conversion is not None and self._conversion.node == event.node
-        if joins:
-            self._conversion = None
-            self._note("joined", event.node, node.role, event.role, "it has reloaded")
-        elif now_s > 0:
-            self._note("node", event.node, "lost", "up", f"it serves {event.role}")
-        node.role = event.role
-        node.alive = True
-        node.draining = node.silent = False
-        node.told_s = now_s
-        node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
-        node.rtt_s = 0.0
-        counted = self._landed[event.node][1] if joins else 0  # its epoch goes on, and its counters
-        self._landed[event.node] = (now_s, counted)
-        self._accountants = ()
-        self._nodes_changed()
+        self.fleet.up(now_s, event)
 
     def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
-        node = self._nodes[event.node]
-        reloading = False
-        if self._conversion is not None and self._conversion.node == event.node:
-            reloading = self._conversion.sent
-            self._conversion, node.draining = None, False
-        if self._directory is not None:
-            self._directory.forget(event.node)
-        if reloading:
-            self._note("node", event.node, "reloading", "lost", event.reason)
-        if not node.alive:
-            return
-        self._out_of_service(node)
-        self._note("node", event.node, "up", "lost", event.reason)
-        self._retry_at(now_s, node, f"node {event.node} was lost ({event.reason})", out, lost=True)
-
-    def _out_of_service(self, node: NodeView) -> None:
-        node.alive = False
-        self._landing_bps.pop(node.name, None)
-        self.view.egress_bps = sum(self._landing_bps.values())
-        self._nodes_changed()
-
-    def _nodes_changed(self) -> None:
-        nodes = self._nodes.values()
-        self._serving = {n.name: n.role for n in nodes if n.alive and not n.draining and not n.silent}
-        self.view.nodes_changed()
+        if self.fleet.lost(event):
+            node = self._nodes[event.node]
+            self._retry_at(now_s, node, f"node {event.node} was lost ({event.reason})", out, lost=True)
 
     def _retry_at(self, now_s: float, node: NodeView, why: str, out: list[Command], *, lost: bool) -> None:
         """Try again elsewhere what a node no longer serves. lost: it is gone, with the answers it was sending."""
@@ -637,37 +414,10 @@ class Control:
                 self._again(now_s, record, "node_lost", why, out)
 
     def _on_cache_changed(self, now_s: float, event: CacheChanged, out: list[Command]) -> None:
-        if self._directory is not None and self._nodes[event.node].alive:
-            self._directory.changed(event.node, event.added, event.removed)
+        self.fleet.cache_changed(event)
 
     def _on_telemetry(self, now_s: float, event: Telemetry, out: list[Command]) -> None:
-        node = self._nodes[event.node]
-        if not node.alive or event.t_s < node.told_s:  # a later account, or its coming up, is known already
-            return
-        node.told_s = event.t_s
-        node.outbox_bytes, node.landing_bytes = event.outbox_bytes, event.landing_bytes
-        node.unsent_bytes = sum([path.unsent_bytes for path in event.paths])
-        node.retransmits = sum([path.retransmits for path in event.paths])
-        node.rtt_s = max([path.rtt_s for path in event.paths], default=0.0)
-        if node.silent and event.t_s >= self._oldest_s(now_s):
-            node.silent = False
-            self._nodes_changed()
-            self._note("node", node.name, "silent", "up", "it was heard of again")
-        self._count_egress(event)
-
-    def _count_egress(self, event: Telemetry) -> None:
-        """Egress is counted where it lands: what the decode nodes' counters gained between their last two reports."""
-        nodes = self._nodes
-        total = sum([count for sender, count in event.kv_landed_bytes.items() if nodes[sender].site == PRFAAS])
-        then_s, before = self._landed[event.node]
-        self._landed[event.node] = (event.t_s, total)
-        if nodes[event.node].role != "decode":
-            return
-        gained = total - before if total >= before else total  # its counters began anew
-        self.view.egress_bytes += gained
-        if event.t_s > then_s:
-            self._landing_bps[event.node] = gained * 8 / (event.t_s - then_s)
-            self.view.egress_bps = sum(self._landing_bps.values())
+        self.fleet.told(now_s, event)
 
     # looking around
     def _on_tick(self, now_s: float, event: Tick, out: list[Command]) -> None:
@@ -681,8 +431,9 @@ class Control:
         if now_s < self._tick_due_s:
             return
         self._tick_due_s = now_s + self.rules.tick_s
-        self._find_silent(now_s, out)
-        self._observe(now_s)
+        for node, why in self.fleet.find_silent(now_s):  # nothing is left waiting for one
+            self._retry_at(now_s, node, f"node {node.name} is silent: {why}", out, lost=False)
+        self.fleet.observe(now_s)
         self._convert(out)
         try:
             actions = self._tick(self.policy, self.view)
@@ -692,98 +443,30 @@ class Control:
             kind = f"tick: {type(error).__name__}"
             self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
 
-    def _find_silent(self, now_s: float, out: list[Command]) -> None:
-        """Nodes that have not been heard of: a silent node is not an idle one, and nothing is left waiting for it."""
-        if now_s < self._silent_due_s:
-            return
-        self._silent_due_s = now_s + self.rules.telemetry_s / 2
-        oldest_s = self._oldest_s(now_s)
-        found = [n for n in self._nodes.values() if n.alive and not n.silent and n.told_s < oldest_s]
-        for node in found:  # all of them, before anything is tried again at one that is silent as well
-            node.silent = True
-            self._landing_bps.pop(node.name, None)
-            self._nodes_changed()
-        for node in found:
-            why = f"nothing was heard of it for {now_s - node.told_s:.3g} s"
-            self._note("node", node.name, "up", "silent", why)
-            self._retry_at(now_s, node, f"node {node.name} is silent: {why}", out, lost=False)
-
-    def _oldest_s(self, now_s: float) -> float:
-        """The oldest account that a node which is not silent may have given last."""
-        return now_s - SILENT * self.rules.telemetry_s
-
-    def _observe(self, now_s: float) -> None:
-        observed = self.observed
-        decoders = [n for n in self._nodes.values() if n.role == "decode" and n.alive and not n.silent]
-        told = [node.told_s for node in decoders]
-        if not told or min(told) <= self._accounted_s:
-            return  # until every decode node has given a new account
-        fresh_s = self._accounted_s - self.rules.telemetry_s / 2  # later than the sums before, but for their phases
-        self._accounted_s = max(told)
-        unsent = retransmits = 0
-        rtt_s = 0.0
-        for node in self._nodes.values():
-            if node.site == PRFAAS and node.alive:
-                retransmits += node.retransmits
-                if node.told_s > fresh_s:  # what a sender said long ago waits no longer, or nobody knows
-                    unsent += node.unsent_bytes
-                    rtt_s = max(rtt_s, node.rtt_s)
-        accountants = tuple([node.name for node in decoders])
-        account = observed.link.account if accountants == self._accountants else observed.link.rebase
-        self._accountants = accountants
-        account(sum(told) / len(told), self.view.egress_bytes, unsent)
-        observed.path(now_s, rtt_s, retransmits)
-        for site, series in observed.queue_s.items():
-            nodes = self.view.prefill(site)  # type: ignore[arg-type]
-            if nodes:
-                series.add(now_s, sum([node.queued_s for node in nodes]) / len(nodes))
-        load = sum([node.assigned_requests for node in decoders]) / sum([node.slots for node in decoders])
-        observed.decode_load.add(now_s, load)
-
     def _do(self, action: Action) -> None:
         """What the policy asks for."""
         if isinstance(action, Note):
-            self._note(action.kind, "", action.before, action.after, action.trigger)
-            return
-        if not isinstance(action, SetRole):
+            self.fleet.note(action.kind, "", action.before, action.after, action.trigger)
+        elif isinstance(action, SetRole):
+            self.fleet.change_role(action)
+        else:
             raise TypeError(f"not an action: {type(action).__name__}")
-        node = self._nodes.get(action.node)
-        able = node is not None and (action.role != "decode" or node.slots > 0)
-        if node is None or not able or node.site == PRFAAS or {node.role, action.role} != {"prefill", "decode"}:
-            raise ValueError(f"{action.node} cannot become a {action.role} node")
-        if not node.alive or node.draining or node.silent:
-            raise ValueError(f"{action.node} is not in service")
-        if self._conversion is not None:
-            raise ValueError(f"{self._conversion.node} is still changing its role")
-        serving = self.view.decode() if node.role == "decode" else self.view.prefill(node.site)
-        if len(serving) < 2:
-            raise ValueError(f"{action.node} is the last {node.role} node of its site")
-        node.draining = True
-        self._nodes_changed()
-        self._conversion = _Conversion(node.name, action.role)
-        self._note("role", node.name, node.role, action.role, action.trigger)
 
     def _convert(self, out: list[Command]) -> None:
         """The node that is to change its role: once nothing of a request is on it any more, it may."""
-        conversion = self._conversion
+        conversion = self.fleet.conversion
         if conversion is None or conversion.sent:
             return
         name = conversion.node
         for record in self.live.values():
             if record.placed and (record.decode_node == name or (record.prefill_node == name and not record.admitted)):
                 return
-        conversion.sent = True
-        node = self._nodes[name]
-        self._out_of_service(node)
-        if self._directory is not None:
-            self._directory.forget(name)
+        self.fleet.drained(conversion)
         out.append((name, Convert(conversion.role, self.rules.reload_s)))
 
     def _on_policy_set(self, now_s: float, event: PolicySet, out: list[Command]) -> None:
-        self._note("policy", "", type(self._before).__name__, event.name, "asked for")
+        note = self.fleet.note
+        note("policy", "", type(self._before).__name__, event.name, "asked for")
         was, now = (getattr(policy, "threshold_tokens", None) for policy in (self._before, self.policy))
         if isinstance(was, Real) and isinstance(now, Real) and was != now:
-            self._note("threshold", "", float(was), float(now), f"policy {event.name}")
-
-    def _note(self, kind: str, node: str, before: float | str, after: float | str, trigger: str) -> None:
-        self.changes.append(Change(self.view.now_s, kind, node, before, after, trigger))
+            note("threshold", "", float(was), float(now), f"policy {event.name}")
