@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
+from emulator import outages
 from emulator.messages import AnyMessage, Hello, decode, encode
 
 MAX_FRAME_BYTES: Final = 1 << 20
-_CONNECT_S: Final = 5.0  # wall seconds a dial may take: in an outage the kernel's own retries come to lie far apart
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -60,6 +60,7 @@ class Channel(asyncio.Protocol):
         sock: Any = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            outages.prepare(sock)
         if self._hello is not None:
             self.send(self._hello)
 
@@ -147,7 +148,7 @@ class Dialler:
             )
             self._lost.clear()
             with contextlib.suppress(OSError):  # TimeoutError is one
-                async with asyncio.timeout(_CONNECT_S):
+                async with asyncio.timeout(outages.connect_s()):
                     await loop.create_connection(lambda channel=channel: channel, *self._address)  # type: ignore[misc]
             if channel.is_open:  # it may have been lost before this task came to know of it
                 self.channel = channel

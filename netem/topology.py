@@ -35,6 +35,8 @@ _SITE_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:01", "pd": "02:77:02:0
 _WAN_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:02", "pd": "02:77:02:00:00:02"}
 _CLONE_NEWNET = 0x40000000
 _NUD_PERMANENT = 0x80
+_RTO_MAX_MS = "ipv4/tcp_rto_max_ms"
+_TRIES = "255"
 _PRIVILEGE_REMEDY = (
     "start as root, or under 'unshare --user --map-root-user --net --mount --pid --fork --kill-child' "
     "(the kernel must allow it: sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
@@ -50,13 +52,16 @@ class TopologySettings:
 
     `congestion_control`: every TCP connection between sites uses it; None keeps the kernel's default (which differs
     from host to host, so experiments name one). `tcp_buffer_max_bytes`: upper bound of tcp_wmem and tcp_rmem.
-    `slow_start_after_idle`: None leaves the kernel's value.
+    `slow_start_after_idle`: None leaves the kernel's value. `rto_max_s`: most seconds between two tries of TCP (1 to
+    120), so that connections go on soon after an outage, and then give up only after 255 tries; None leaves the
+    kernel's 120 s, as does a kernel without the knob (before Linux 6.15).
     """
 
     congestion_control: str | None = "cubic"
     mtu: int = 1500
     tcp_buffer_max_bytes: int = 64 << 20
     slow_start_after_idle: bool | None = None
+    rto_max_s: float | None = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,14 @@ class Topology:
         subprocess.Popen(topology.command("pd", argv), pass_fds=topology.pass_fds("pd"))
 
     (`asyncio.create_subprocess_exec` takes the same `pass_fds`). nsenter replaces itself by `argv`, so the pid is the
-    program's. `congestion_control` is what was read back for connections between sites.
+    program's. `congestion_control` is what was read back for connections between sites, `rto_max_s` the kernel's bound
+    between two tries (None: this kernel has no such knob, and its bound is 120 s).
     """
 
     fds: Mapping[str, int]
     settings: TopologySettings
     congestion_control: str
+    rto_max_s: float | None = None
 
     def command(self, site: str, argv: Sequence[str]) -> list[str]:
         """`argv` prefixed so that it runs in `site`. Raises LinkError for an unknown site."""
@@ -115,7 +122,7 @@ def build(settings: TopologySettings | None = None) -> Topology:
         for fd in fds.values():
             os.close(fd)
         raise
-    return Topology(fds, settings, algorithms[0])
+    return Topology(fds, settings, algorithms[0], in_namespace(fds["pd"], _rto_max_s))
 
 
 def new_namespace() -> int:
@@ -175,6 +182,9 @@ def _prepare(settings: TopologySettings, site: str) -> None:
     for family in ("tcp_wmem", "tcp_rmem"):
         low, default, _ = _read_sysctl(f"ipv4/{family}").split()
         _write_sysctl(f"ipv4/{family}", f"{low} {default} {max(settings.tcp_buffer_max_bytes, int(default))}")
+    if settings.rto_max_s is not None and _rto_max_s() is not None:
+        _write_sysctl(_RTO_MAX_MS, str(round(settings.rto_max_s * 1e3)))
+        _write_sysctl("ipv4/tcp_retries2", _TRIES)  # the default, 15, would then be 14 s of outage
     if settings.slow_start_after_idle is not None:
         _write_sysctl("ipv4/tcp_slow_start_after_idle", str(int(settings.slow_start_after_idle)))
     for scope in ("all", "default"):  # so that nothing but what is sent crosses the link
@@ -182,6 +192,14 @@ def _prepare(settings: TopologySettings, site: str) -> None:
             _write_sysctl(f"ipv6/conf/{scope}/disable_ipv6", "1")
     if site == "wan":
         _write_sysctl("ipv4/ip_forward", "1")
+
+
+def _rto_max_s() -> float | None:
+    """The bound between two tries of TCP in this namespace; None where the kernel has none that can be set."""
+    try:
+        return int(_read_sysctl(_RTO_MAX_MS)) / 1e3
+    except FileNotFoundError:
+        return None
 
 
 def _connect_site(settings: TopologySettings, site: str, wan_fd: int) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, cast
 
+from emulator import outages
 from emulator.frames import ACK, FrameError, FrameHeader, FrameReader, Hello, Incoming, secret_digest
 from emulator.messages import Expect
 from emulator.transfer import wire_bytes
@@ -31,6 +32,7 @@ class _Inlet(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        outages.prepare(transport.get_extra_info("socket"))
         self._receiver.inlets.add(self)
         self._patience = asyncio.get_running_loop().call_later(_HELLO_S, self.abort)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from emulator import outages
 from emulator.clock import TIMER_ROUND_S
 from emulator.frames import (
     ACK,
@@ -28,8 +29,7 @@ from emulator.transfer import wire_bytes
 
 FRAME_BYTES: Final = 1 << 16
 NOTSENT_BYTES: Final = 1 << 17  # TCP_NOTSENT_LOWAT: what the kernel may hold of a connection beyond what is on its way
-_CONNECT_S: Final = 5.0  # wall seconds an attempt to connect may take
-_BACKOFF_S: Final = (0.02, 1.0)  # first and longest pause between attempts to connect, wall seconds
+_BACKOFF_S: Final = (0.02, 0.25)  # first and longest pause between attempts to connect, wall seconds
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # struct linger: drop what the socket holds
 _TCP_NOTSENT_LOWAT: Final = 25  # linux/tcp.h; the socket module does not name it before Python 3.12
 
@@ -295,8 +295,9 @@ class _Pair:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(outages.connect_s()):
                 await self._loop.sock_connect(sock, (host, port))
+            outages.prepare(sock)
         except BaseException as failure:
             sock.close()
             if isinstance(failure, OSError):  # TimeoutError is one

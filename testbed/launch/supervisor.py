@@ -335,6 +335,7 @@ def _build_sites(spec: LaunchSpec) -> tuple[Sites | None, Mapping[str, Any]]:
         "sites": {site: topology.ADDRESSES.get(site) for site in topology.SITES},
         "settings": dict(spec.topology),
         "congestion_control": built.congestion_control,
+        "tcp_rto_max_s": built.rto_max_s,
     }
     return built, described
 

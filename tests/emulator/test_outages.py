@@ -1,0 +1,67 @@
+"""What a connection is told about outages, by what the kernel can bound. Real outages: tests/wire/test_outages.py."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from emulator import outages
+
+OTHERS_BOUND = [None, "120000\n", "no number\n"]  # no such knob, the kernel's default, garbage
+
+
+@pytest.fixture
+def ends() -> Iterator[list[socket.socket]]:
+    """The two ends of a connection on loopback."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        dialled = stack.enter_context(socket.create_connection(listener.getsockname()))
+        yield [dialled, stack.enter_context(listener.accept()[0])]
+
+
+def kernel_says(monkeypatch: pytest.MonkeyPatch, folder: Path, rto_max_ms: str | None) -> None:
+    knob = folder / "tcp_rto_max_ms"
+    if rto_max_ms is not None:
+        knob.write_text(rto_max_ms)
+    monkeypatch.setattr(outages, "RTO_MAX_MS", knob)
+
+
+def test_with_a_bound_a_connection_is_kept_through_an_outage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: list[socket.socket]
+) -> None:
+    kernel_says(monkeypatch, tmp_path, "1000\n")
+    for end in ends:
+        outages.prepare(end)
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+    assert outages.connect_s() == 5.0
+
+
+@pytest.mark.parametrize("rto_max_ms", OTHERS_BOUND)
+def test_without_one_a_stalled_connection_breaks_and_a_dial_is_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: list[socket.socket], rto_max_ms: str | None
+) -> None:
+    kernel_says(monkeypatch, tmp_path, rto_max_ms)
+    for end in ends:
+        outages.prepare(end)
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2000
+    assert outages.connect_s() == 2.0
+
+
+@pytest.mark.parametrize("rto_max_ms", ["1000\n", None])
+def test_an_end_asks_after_the_other_and_does_not_give_up_during_any_outage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: list[socket.socket], rto_max_ms: str | None
+) -> None:
+    kernel_says(monkeypatch, tmp_path, rto_max_ms)
+    for end in ends:
+        outages.prepare(end)
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        first_s, every_s, times = (
+            end.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert first_s <= 10
+        assert every_s * times > 120
