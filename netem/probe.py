@@ -4,10 +4,11 @@
     python -m netem.probe measure --host 10.77.2.1 --port 7424 --seconds 3 --connections 1 [--reverse] [--json]
         [--packets 20000]   and of a train of that many datagrams first, what was lost and overtaken on the way
 
-Goodput is counted where it lands. The receiver of each connection notes (time, bytes so far) every few ms; the figure
+Goodput is counted where it lands. The receiver of each connection notes (time, bytes so far) every ms; the figure
 is the bytes of all connections over one common window, that opens `skip_s` after the last connection's first byte (the
-shaper's burst and TCP's slow start are over by then) and closes when the first sender stops. No copy is made on either
-side (sendfile out of memory, MSG_TRUNC discards), so a Gbit/s costs a small part of a core.
+shaper's burst and TCP's slow start are over by then) and closes when the first sender stops; the first second is told
+apart. No copy is made on either side (sendfile out of memory, MSG_TRUNC discards), so a Gbit/s costs a small part of
+a core. `measure` does all of it; `traffic`, `round_trips` and `train` are its parts, for who wants more of them.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from itertools import pairwise
 from typing import Any
 
 from netem.link import LinkError
+from netem.timelines import Timeline, first_second_bps, goodput_bps
 from netem.train import Tally, collect, emit, open_socket
 
 _CHUNK_BYTES = 1 << 20
-_NOTE_NS = 5_000_000
+_NOTE_NS = 1_000_000
 _PATIENCE_S = 30.0
 _SETTLED_TRIPS = 40
 _MIN_TRIPS, _MAX_TRIPS, _TRIPS_S = 20, 100, 3.0
@@ -39,18 +41,17 @@ _UNSENT_BYTES = 256 << 10  # what a sender keeps unsent at most, so that it stop
 _LENGTH = struct.Struct(">I")
 _TCP_NOTSENT_LOWAT = 25
 
-Timeline = Sequence[tuple[int, int]]  # (CLOCK_MONOTONIC ns, bytes so far), from the first byte on
-
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`goodput_bps`: TCP payload over `window_s`, all connections. `rtt_*_s`: idle round trips of one byte.
-
-    `rtt_jitter_s`: mean difference of two round trips that follow each other. `train`: None where none was asked for.
+    """`goodput_bps`: TCP payload over `window_s`, all connections; `first_second_bps`: over the first second of
+    sending, burst and slow start included. `rtt_*_s`: idle round trips of one byte; `rtt_jitter_s`: the mean difference
+    of two that follow each other. `train`: None where none was asked for.
     """
 
     goodput_bps: float
     window_s: float
+    first_second_bps: float
     connections: int
     reverse: bool
     congestion_control: str
@@ -62,6 +63,15 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """TCP in one direction: when the first sender began (CLOCK_MONOTONIC ns), and a timeline a connection."""
+
+    congestion_control: str
+    began_ns: int
+    timelines: list[Timeline]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainFound:
     """Datagrams sent one way, lost on the link, and overtaken. `overflowed`: lost by a busy receiver, not the link."""
 
@@ -69,31 +79,6 @@ class TrainFound:
     lost: int
     reordered: int
     overflowed: int
-
-
-def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) -> tuple[float, float]:
-    """(bits/s, window in s) of several receivers' timelines over their common window.
-
-    The window is [last first byte + skip_s, earliest first byte + seconds], or to the last byte if that came sooner.
-    Raises LinkError if nothing is left of it.
-    """
-    if not timelines or not all(timelines):
-        raise LinkError("probe: a connection received nothing; is the link down, or far slower than asked?")
-    start_ns = max(timeline[0][0] for timeline in timelines) + round(skip_s * 1e9)
-    end_ns = min(timeline[0][0] for timeline in timelines) + round(seconds * 1e9)
-    end_ns = min(end_ns, max(timeline[-1][0] for timeline in timelines))
-    if end_ns <= start_ns:
-        raise LinkError(f"probe: nothing came after the first {skip_s} s; measure for longer")
-    received = sum(_bytes_at(timeline, end_ns) - _bytes_at(timeline, start_ns) for timeline in timelines)
-    window_s = (end_ns - start_ns) / 1e9
-    return received * 8 / window_s, window_s
-
-
-def _bytes_at(timeline: Timeline, at_ns: int) -> float:
-    for (t0_ns, before), (t1_ns, after) in pairwise(timeline):
-        if t0_ns <= at_ns <= t1_ns:
-            return before + (after - before) * (at_ns - t0_ns) / max(1, t1_ns - t0_ns)
-    return float(timeline[-1][1])
 
 
 def measure(
@@ -116,25 +101,38 @@ def measure(
     if seconds <= 0 or connections < 1:
         raise LinkError(f"probe: seconds {seconds} and connections {connections} must be positive")
     try:
-        round_trips = _round_trips(host, port)
-        train = _train(host, port, packets, packets_per_s, reverse) if packets else None
+        trips = round_trips(host, port)
+        found = train(host, port, packets, packets_per_s, reverse) if packets else None
         if skip_s is None:
-            skip_s = min(max(1.0, _SETTLED_TRIPS * min(round_trips)), seconds / 3)
-        algorithm, timelines = _traffic(host, port, seconds, connections, reverse)
+            skip_s = settled_s(seconds, min(trips))
+        sent = traffic(host, port, seconds, connections, reverse)
     except OSError as failure:
         remedy = "is 'python -m netem.probe serve' running there, and the link up?"
         raise LinkError(f"probe: {host}:{port}: {failure}; {remedy}") from failure
-    rate_bps, window_s = goodput_bps(timelines, seconds, skip_s)
-    jitter_s = statistics.fmean(abs(after - before) for before, after in pairwise(round_trips))
-    ordered = sorted(round_trips)
-    rtts = ordered[0], statistics.median(ordered), ordered[int(len(ordered) * 0.99)], jitter_s
-    return Measurement(rate_bps, window_s, connections, reverse, algorithm, *rtts, train)
+    rate_bps, window_s = goodput_bps(sent.timelines, seconds, skip_s)
+    first_bps = first_second_bps(sent.timelines, sent.began_ns)
+    of_rate = rate_bps, window_s, first_bps, connections, reverse, sent.congestion_control
+    return Measurement(*of_rate, *rtt_figures(trips), found)
 
 
-def _traffic(host: str, port: int, seconds: float, connections: int, reverse: bool) -> tuple[str, list[Timeline]]:
+def settled_s(seconds: float, rtt_s: float) -> float:
+    """What of a measurement is left out at its start: a second or 40 round trips, a third of it at most."""
+    return min(max(1.0, _SETTLED_TRIPS * rtt_s), seconds / 3)
+
+
+def rtt_figures(trips: Sequence[float]) -> tuple[float, float, float, float]:
+    """(least, median, p99, mean difference of two that follow each other) of at least two round trips, seconds."""
+    ordered = sorted(trips)
+    jitter_s = statistics.fmean(abs(after - before) for before, after in pairwise(trips))
+    return ordered[0], statistics.median(ordered), ordered[int(len(ordered) * 0.99)], jitter_s
+
+
+def traffic(host: str, port: int, seconds: float, connections: int, reverse: bool) -> Traffic:
+    """TCP as fast as it goes for that long, over new connections. Raises OSError when the peer goes away."""
     timelines: list[Timeline] = []
     failures: list[OSError] = []
     algorithms: list[str] = []
+    began_ns: list[int] = []
 
     def one() -> None:
         try:
@@ -142,8 +140,10 @@ def _traffic(host: str, port: int, seconds: float, connections: int, reverse: bo
                 algorithms.append(_congestion_control(sock))
                 _send(sock, {"do": "send" if reverse else "receive", "seconds": seconds})
                 if reverse:
+                    began_ns.append(int(_receive(sock)))
                     timelines.append(_drain(sock))
                 else:
+                    began_ns.append(time.monotonic_ns())
                     _flood(sock, seconds)
                     timelines.append(_receive(sock))
         except OSError as failure:
@@ -156,11 +156,11 @@ def _traffic(host: str, port: int, seconds: float, connections: int, reverse: bo
         thread.join()
     if failures:
         raise failures[0]
-    return algorithms[0], timelines
+    return Traffic(algorithms[0], min(began_ns), timelines)
 
 
-def _round_trips(host: str, port: int) -> list[float]:
-    """Seconds, in the order of the trips: a hundred, or fewer where they take long."""
+def round_trips(host: str, port: int) -> list[float]:
+    """Seconds, in the order of the trips: a hundred, or fewer where they take long. Raises OSError."""
     found: list[float] = []
     with _connect(host, port) as sock:
         _send(sock, {"do": "echo"})
@@ -172,7 +172,8 @@ def _round_trips(host: str, port: int) -> list[float]:
     return found
 
 
-def _train(host: str, port: int, packets: int, packets_per_s: float, reverse: bool) -> TrainFound:
+def train(host: str, port: int, packets: int, packets_per_s: float, reverse: bool) -> TrainFound:
+    """That many datagrams, one way. Raises OSError when the peer goes away."""
     with _connect(host, port) as sock, open_socket(sock.getsockname()[0]) as udp:
         asked = {"do": "train", "reverse": reverse, "packets": packets, "packets_per_s": packets_per_s}
         _send(sock, {**asked, "port": udp.getsockname()[1]})
@@ -225,6 +226,7 @@ def _answer(sock: socket.socket) -> None:
                 case "receive":
                     _send(sock, _drain(sock))
                 case "send":
+                    _send(sock, time.monotonic_ns())
                     _flood(sock, float(asked["seconds"]))
                 case "train":
                     _answer_train(sock, asked)
@@ -313,8 +315,8 @@ def main() -> int:
         if args.command == "serve":
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             serve(args.address, args.port)
-        train = {"packets": args.packets, "packets_per_s": args.packets_per_s}
-        found = measure(args.host, args.port, args.seconds, args.connections, args.reverse, **train)
+        datagrams = {"packets": args.packets, "packets_per_s": args.packets_per_s}
+        found = measure(args.host, args.port, args.seconds, args.connections, args.reverse, **datagrams)
     except LinkError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2
@@ -322,6 +324,7 @@ def main() -> int:
         print(json.dumps(asdict(found)))
     else:
         print(f"goodput {found.goodput_bps / 1e6:.1f} Mbit/s over {found.window_s:.1f} s ({found.congestion_control})")
+        print(f"first second {found.first_second_bps / 1e6:.1f} Mbit")
         print(f"idle round trip min {found.rtt_min_s * 1e3:.3f} ms, p50 {found.rtt_p50_s * 1e3:.3f} ms")
         if found.train is not None:
             print(f"train of {found.train.sent}: {found.train.lost} lost, {found.train.reordered} reordered")
