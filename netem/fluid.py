@@ -10,6 +10,9 @@ While the link is calm (nobody waits, and all that is produced fits), or one pai
 them, a change of that pair changes nothing for the others: only it is looked at. That is most of the time, and it is
 where the cost of a run is decided.
 
+Cross-traffic takes part: elastic flows always want more, and TCP shares by connection, so one of them weighs as much as
+one of a pair's connections; datagrams at a constant rate take theirs first, whatever becomes of them.
+
 Pure: `handle`-like calls with a time, `next_s()` for when it wants to be looked at again. Units are the caller's
 own, consistently: seconds, bytes, bits/s.
 """
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TCP_EFFICIENCY: Final = 1448 / 1514  # payload a byte on the wire at MTU 1500 (network design page, rule 3)
+LEAST_LEFT: Final = 0.02  # of the link, for TCP beside datagrams that would fill all of it
 _EPSILON: Final = 1e-6  # bytes: less than this waiting is nothing
 _INFINITY: Final = float("inf")
 
@@ -106,7 +110,12 @@ class FluidLink:
         self._delivered = 0.0
         self._efficiency = efficiency
         self._cap = _INFINITY if per_flow_bps is None else per_flow_bps / 8
-        self._capacity = capacity_bps * efficiency / 8
+        self._capacity = self._whole = capacity_bps * efficiency / 8  # of the whole, datagrams may have their part
+        self._rivals = 0.0  # elastic flows, in pairs: one pair has as many connections as it has
+        self._elastic = 0.0  # bytes/s they get since _rivals_s
+        self._datagrams = 0.0  # bytes/s, as payload, that are asked for
+        self._rivals_s = 0.0
+        self._crossed = 0.0  # bytes of both until then
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._active: dict[tuple[str, str], _Pair] = {}
         self._landings: deque[tuple[float, int]] = deque()
@@ -173,8 +182,24 @@ class FluidLink:
         if burst_bytes is not None and self._cap == _INFINITY:
             self._fill_bucket(now_s)
             self._burst, self._tokens = burst_bytes, min(self._tokens, burst_bytes)
-        self._capacity = capacity_bps * self._efficiency / 8
-        self._share(now_s)
+        self._count_cross(now_s)
+        self._whole = capacity_bps * self._efficiency / 8
+        self._compete(now_s)
+
+    def set_cross(self, now_s: float, flows: float, constant_bps: float) -> None:
+        """What competes from now on: elastic flows, each as much as one connection (`flows` is theirs over the
+        connections of a pair), and datagrams at constant_bps of the link, at most all of it but LEAST_LEFT."""
+        self._advance(now_s)
+        self._count_cross(now_s)
+        self._rivals, self._datagrams = flows, constant_bps * self._efficiency / 8
+        self._elastic = 0.0
+        self._compete(now_s)
+
+    def crossed_bytes(self, now_s: float) -> float:
+        """What cross-traffic has sent by `now_s`, cumulative, as if it were payload of TCP."""
+        self._advance(now_s)
+        self._count_cross(now_s)
+        return self._crossed
 
     def advance(self, now_s: float) -> list[tuple[float, int]]:
         """Everything up to now: (landed_s, token) of each transfer whose last byte has arrived since, in order."""
@@ -225,6 +250,17 @@ class FluidLink:
         return not self._active
 
     # the fluid
+    def _compete(self, now_s: float) -> None:
+        """Datagrams take their part of the link; what is left is shared."""
+        self._capacity = self._whole
+        if self._datagrams:
+            self._capacity = max(self._whole - self._datagrams, self._whole * LEAST_LEFT)
+        self._share(now_s)
+
+    def _count_cross(self, now_s: float) -> None:
+        self._crossed += (self._elastic + self._whole - self._capacity) * (now_s - self._rivals_s)
+        self._rivals_s = now_s
+
     def _produce(self, now_s: float, pair: _Pair) -> None:
         """Bring the pair's source to where it is at `now_s`: pieces already due exist, the next ones flow."""
         while True:
@@ -385,8 +421,9 @@ class FluidLink:
             pair.due_s, pair.event = pair.stops_s, _SOURCE
             if pair.stops_s < next_s:
                 next_s, next_pair = pair.stops_s, pair
-        if waiting:
-            share = left / len(waiting)
+        rivals = self._rivals
+        if waiting or rivals:
+            share = left / (len(waiting) + rivals)
             if share > self._cap:
                 share = self._cap
             if largest > share or largest > self._cap:
@@ -403,10 +440,20 @@ class FluidLink:
             if pair.due_s < next_s:
                 next_s, next_pair = pair.due_s, pair
         self._next_s, self._next_pair = next_s, next_pair
-        self._calm = not waiting
-        self._alone = waiting[0] if len(waiting) == 1 and not filled else None
+        self._calm = not waiting and not rivals
+        self._alone = waiting[0] if len(waiting) == 1 and not filled and not rivals else None
         self._demand = sum([pair.rate for pair in active if pair is not self._alone])
         self._spare = max(0.0, left if self._calm else self._capacity - sum([pair.rate for pair in active]))
+        if rivals:
+            self._outdo(now_s, rivals)
+
+    def _outdo(self, now_s: float, rivals: float) -> None:
+        """Elastic flows take all that the pairs leave, what the bucket holds too."""
+        self._count_cross(now_s)
+        self._elastic = min(self._spare, rivals * self._cap)
+        self._spare -= self._elastic
+        self._crossed += self._tokens
+        self._tokens = 0.0
 
     def _fill_bucket(self, now_s: float) -> None:
         """The bucket as it is at `now_s`, filled by what was left over."""
@@ -432,7 +479,7 @@ class FluidLink:
         wants = sorted(
             ((self._cap if pair in waiting else min(pair.source, self._cap)), i, pair) for i, pair in enumerate(active)
         )
-        left, count = self._capacity, len(wants)
+        left, count = self._capacity, len(wants) + self._rivals  # they want no less than anybody, so they come last
         for want, _, pair in wants:
             pair.rate = min(want, left / count)
             left -= pair.rate

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netem.fluid import TCP_EFFICIENCY, FluidLink
+from netem.fluid import LEAST_LEFT, TCP_EFFICIENCY, FluidLink
 
 
 def drain(link: FluidLink, until_s: float = math.inf) -> dict[int, float]:
@@ -169,6 +169,74 @@ def test_the_bucket_fills_at_the_rate_that_is_left_over() -> None:
     assert drain(link)[2] == pytest.approx(5.4)  # 30 bytes had come back
 
 
+class TestCrossTraffic:
+    """Elastic flows beside pairs of four connections each, and datagrams."""
+
+    def test_one_elastic_flow_has_the_share_of_one_connection(self) -> None:
+        link = link_of(100.0)
+        link.set_cross(0.0, 1 / 4, 0.0)
+        link.transmit(0.0, "a", "d", 1, 100.0, 1, -1.0, 0.0)
+        link.transmit(0.0, "b", "d", 2, 100.0, 1, -1.0, 0.0)
+        assert drain(link) == {1: pytest.approx(2.25), 2: pytest.approx(2.25)}  # 4/9 of the link each
+        assert link.crossed_bytes(2.25) == pytest.approx(25.0)
+
+    def test_a_pair_that_wants_less_than_its_share_gets_it_and_the_elastic_flows_the_rest(self) -> None:
+        link = link_of(100.0)
+        link.set_cross(0.0, 2.0, 0.0)
+        link.transmit(0.0, "p", "d", 1, 110.0, 11, 0.0, 11.0)  # 10 bytes/s; its share would be 33
+        assert drain(link)[1] == pytest.approx(11.0 + 10 / (100 / 3))
+        assert link.crossed_bytes(11.3) == pytest.approx(100.0 * 11.3 - 110)
+
+    def test_a_pair_that_has_caught_up_falls_back_when_flows_come(self) -> None:
+        link = link_of(100.0)
+        link.transmit(0.0, "p", "d", 1, 800.0, 10, 0.0, 10.0)  # 80 bytes/s
+        link.set_cross(5.0, 1.0, 0.0)
+        assert drain(link)[1] == pytest.approx(5.0 + (800 - 320) / 50)  # 80 x 4 s until then, then 50 bytes/s
+
+    def test_elastic_flows_that_go_leave_the_link_to_the_pairs(self) -> None:
+        link = link_of(100.0)
+        link.set_cross(0.0, 1.0, 0.0)
+        link.transmit(0.0, "p", "d", 1, 200.0, 1, -1.0, 0.0)
+        link.set_cross(2.0, 0.0, 0.0)
+        assert drain(link)[1] == pytest.approx(3.0)
+        assert link.crossed_bytes(50.0) == pytest.approx(100.0)
+
+    def test_datagrams_take_their_rate_first(self) -> None:
+        link = link_of(100.0)
+        link.set_cross(0.0, 0.0, 60.0 * 8)
+        link.transmit(0.0, "p", "d", 1, 80.0, 1, -1.0, 0.0)
+        assert drain(link)[1] == pytest.approx(2.0)
+        assert link.crossed_bytes(2.0) == pytest.approx(120.0)
+
+    def test_datagrams_beyond_the_link_leave_tcp_a_little(self) -> None:
+        link = link_of(100.0)
+        link.set_cross(0.0, 0.0, 1000.0 * 8)
+        link.transmit(0.0, "p", "d", 1, 8.0, 1, -1.0, 0.0)
+        assert drain(link)[1] == pytest.approx(8.0 / (100.0 * LEAST_LEFT))
+
+    def test_what_datagrams_had_of_a_link_that_steps_is_what_they_had_before_and_after(self) -> None:
+        link = link_of(100.0)
+        link.set_cross(0.0, 0.0, 50.0 * 8)
+        link.set_capacity(2.0, 0.0)
+        link.set_capacity(5.0, 200.0 * 8)
+        assert link.crossed_bytes(6.0) == pytest.approx(50.0 * 2 + 50.0)
+
+    def test_elastic_flows_are_capped_as_connections_are(self) -> None:
+        link = link_of(100.0, per_flow_bps=20.0 * 8)  # of a pair: 5 bytes/s a connection
+        link.set_cross(0.0, 2 / 4, 0.0)
+        link.transmit(0.0, "p", "d", 1, 100.0, 1, -1.0, 0.0)
+        assert drain(link)[1] == pytest.approx(5.0)
+        assert link.crossed_bytes(5.0) == pytest.approx(50.0)
+
+    def test_elastic_flows_leave_the_bucket_empty(self) -> None:
+        link = link_of(100.0, burst_bytes=60.0)
+        link.set_cross(1.0, 1.0, 0.0)
+        link.set_cross(2.0, 0.0, 0.0)
+        link.transmit(2.3, "p", "d", 1, 130.0, 1, 0.0, 1.0)
+        assert drain(link)[1] == pytest.approx(3.3)  # 30 bytes had come back
+        assert link.crossed_bytes(3.3) == pytest.approx(160.0)
+
+
 orders = st.lists(
     st.tuples(
         st.floats(0, 20),  # when granted, after the one before
@@ -182,16 +250,20 @@ orders = st.lists(
     min_size=1,
     max_size=25,
 )
+cross_steps = st.lists(
+    st.tuples(st.floats(0, 20), st.sampled_from([0.0, 0.25, 3.0]), st.sampled_from([0.0, 100.0, 900.0])), max_size=6
+)
 link_steps = st.lists(st.tuples(st.floats(0.1, 30), st.sampled_from([0.0, 40.0, 400.0, 8000.0])), max_size=6)
 
 
 @settings(max_examples=150, deadline=None)
-@given(orders, link_steps, st.one_of(st.none(), st.floats(100, 1000)), st.sampled_from([0.0, 30.0, 500.0]))
+@given(orders, link_steps, st.one_of(st.none(), st.floats(100, 1000)), st.sampled_from([0.0, 30.0, 500.0]), cross_steps)
 def test_all_that_is_produced_is_delivered_and_never_faster_than_the_link(
     given_orders: list[tuple[float, str, str, float, int, float, float]],
     steps: list[tuple[float, float]],
     cap: float | None,
     burst: float,
+    cross: list[tuple[float, float, float]],
 ) -> None:
     link = FluidLink(800.0, efficiency=1.0, per_flow_bps=cap, burst_bytes=burst)
     at_s, capacity = 0.0, [(0.0, 800.0)]
@@ -204,6 +276,10 @@ def test_all_that_is_produced_is_delivered_and_never_faster_than_the_link(
         at_s += gap_s
         events.append((at_s, rate))
         capacity.append((at_s, rate))
+    at_s = 0.0
+    for gap_s, *competing in cross:
+        at_s += gap_s
+        events.append((at_s, tuple(competing)))
     events.append((max(at for at, _ in events) + 1, 800.0))  # outages end
     capacity.append((events[-1][0], 800.0))
     samples = [(0.0, 0.0)]
@@ -212,9 +288,11 @@ def test_all_that_is_produced_is_delivered_and_never_faster_than_the_link(
     for token, (now_s, event) in enumerate(sorted(events, key=lambda pair: pair[0])):
         landed |= drain(link, now_s)
         link.advance(now_s)
-        samples.append((now_s, link.delivered_bytes(now_s)))
+        samples.append((now_s, link.delivered_bytes(now_s) + link.crossed_bytes(now_s)))
         if isinstance(event, float):
             link.set_capacity(now_s, event)
+        elif isinstance(event, tuple):
+            link.set_cross(now_s, *event)
         else:
             sender, receiver, size, pieces, length_s, before_s = event  # type: ignore[misc]
             link.transmit(now_s, sender, receiver, token, size, pieces, now_s - before_s, now_s - before_s + length_s)
