@@ -18,11 +18,13 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from emulator.decode_step import AffineStep
 from emulator.profile import Profile, ProfileError, load_profile
+from netem.cross import MOST_SOURCES
 from netem.link import LinkError
-from netem.schedule import check, data_of
+from netem.schedule import MIN_STEP_S, check, data_of
 from netem.token_bucket import TokenBucketSpec
 from testbed.phases import Phase, check_phases, total_s
 from testbed.policies import unknown as unknown_policy
+from testbed.scenario_cross import CrossTraffic, check_cross_traffic
 from testbed.scenario_data import ScenarioError as ScenarioError
 from testbed.scenario_data import apply_set, did_you_mean, read
 from testbed.scenario_errors import explain, message
@@ -146,6 +148,7 @@ Course = Annotated[dict[str, Any], AfterValidator(_course)]
 class Link(Part):
     """The link between the sites, each direction. rate_bps: bits/s (or a string such as "16gbps"), nominal where a
     schedule changes it (`netem.schedule`: a kind and its parameters). per_flow_bps: the most one connection gets.
+    cross_traffic: what else crosses it.
 
     delay_s: one-way, model seconds (a round trip takes twice that); jitter_s moves it by up to that much either way,
     without reordering; loss: the fraction of packets that never arrive. What TCP makes of loss does not scale: take
@@ -155,6 +158,7 @@ class Link(Part):
     rate_bps: Rate
     schedule: Course | None = None
     per_flow_bps: Rate | None = None
+    cross_traffic: Annotated[list[CrossTraffic], Field(max_length=MOST_SOURCES)] = Field(default_factory=list)
     congestion_control: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "cubic"
     delay_s: Annotated[Number, Field(ge=0)] = 0.0
     jitter_s: Annotated[Number, Field(ge=0)] = 0.0
@@ -296,6 +300,7 @@ class Scenario(Part):
         if len(set(names)) != len(names):
             raise ValueError(f"deployments: names must differ, and {', '.join(names)} do not; rename one")
         check_phases(self.phases, self.workload)
+        check_cross_traffic(self.link.cross_traffic, self.link.rate_bps, MIN_STEP_S * self.scale.time_scale)
         for phase in self.phases if self.link.schedule is not None else ():
             if phase.link_rate_bps is not None:
                 raise ValueError(
@@ -380,6 +385,7 @@ class Scenario(Part):
             for of_the_load in ("workload", "phases", "slo", "meter", "seed", "description"):
                 del data[of_the_load]
             del data["link"]["schedule"]
+            data["link"]["cross_traffic"] = bool(data["link"]["cross_traffic"])  # whether there are processes for it
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def data(self) -> dict[str, Any]:
@@ -460,7 +466,7 @@ def _known_keys(loc: list[str]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "deployments": Deployment, "profiles": Profiles, "fleet": Fleet, "policy": PolicySpec, "workload": Workload,
         "phases": Phase, "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
-        "link": Link, "transport": Transport, "decode": Decode, "step": DecodeStep,
+        "link": Link, "cross_traffic": CrossTraffic, "transport": Transport, "decode": Decode, "step": DecodeStep,
         "scale": Scale, "slo": Slo, "meter": Meter, "limits": Limits, "scheduler": Scheduler, "cache": Cache,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]

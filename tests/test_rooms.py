@@ -28,6 +28,7 @@ PURE = {  # modules that decide, and what else they may import
     "emulator/messages.py": {"msgspec"},
     "emulator/prefix_cache.py": {"emulator.kvcache", "emulator.messages", "msgspec"},
     "netem/courses.py": {"netem.link"},
+    "netem/cross.py": {"netem.courses", "netem.link"},
     "netem/fluid.py": {"netem.link", "netem.schedule"},
     "netem/link.py": {"re"},
     "netem/schedule.py": {
