@@ -115,7 +115,7 @@ class TestARefusal:
             ("deployments.naive.fleet.n_dd=3", "deployments.naive.fleet.n_dd: unknown key; did you mean n_d? "),
             ("deployments.1.fleet.n_dd=3", "deployments.homogeneous.fleet.n_dd: unknown key"),
             ("workload.lengths.median=3", "workload.lengths.median: unknown key; known here: kind, "),
-            ("link.5=1", "link.5: unknown key; known here: congestion_control, delay_s, jitter_s, loss, "),
+            ("link.5=1", "link.5: unknown key; known here: congestion_control, cross_traffic, delay_s, jitter_s, "),
         ],
     )
     def test_of_an_unknown_key_knows_the_near_ones(self, item: str, line: str) -> None:
