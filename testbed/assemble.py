@@ -86,6 +86,7 @@ def policy_setup(
         tick_s=scenario.scheduler.tick_s,
         reload_s=scenario.reload_s,
         future=future,
+        block_tokens=control_rules(scenario, deployment).block_tokens,
     )
 
 

@@ -3,7 +3,8 @@
 A policy is told at the start of a load what an operator would know (`Setup`), then asked once a request (`route`). It
 sees observations only: never a request's output length, never the link's true rate. `SystemView` and `NodeView` are
 live objects owned by control: read them, keep no reference across calls, change nothing. A policy that has a method
-`tick` is asked again and again (every `Setup.tick_s`) what to change: its own threshold, a node's role.
+`tick` is asked again and again (every `Setup.tick_s`) what to change: its own threshold, a node's role, where cached
+prefixes are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from testbed.scheduler.estimators import Observed
 from testbed.scheduler.model import Hardware, LengthDistribution
 
-API_VERSION: Final = 2
+API_VERSION: Final = 3
 
 PRFAAS: Final = "prfaas"
 PD: Final = "pd"
@@ -34,7 +35,8 @@ class RequestView(NamedTuple):
     arrival_s: model seconds since t = 0. input_tokens: l_total. block_hashes: prefix-chained ids of blocks of
     block_size tokens, empty when unknown. attempt: 1 for the first try, more after a node was lost under it.
     l_pd, l_prfaas: the longest prefix cached at a node of either site, tokens; hits: that of every node that holds one.
-    They are what the directory knows, and may be stale: the node looks again.
+    They are what the directory knows, and may be stale: the node looks again. block_ids: the prompt's whole cache
+    blocks (`Setup.block_tokens` each), from the first on; () where nothing of it is cached.
     """
 
     request_id: str
@@ -47,6 +49,20 @@ class RequestView(NamedTuple):
     l_pd: int = 0
     l_prfaas: int = 0
     hits: Mapping[str, int] = NO_HITS
+    block_ids: tuple[int, ...] = ()
+
+
+class Crossing(NamedTuple):
+    """A request of which the prefill is done at the remote site and the KV is not known to be here. Model units.
+
+    age_s: since the prefill ended.
+    """
+
+    request_id: str
+    input_tokens: int
+    prefill_node: str
+    kv_bytes: int
+    age_s: float
 
 
 class NodeView:
@@ -109,15 +125,21 @@ class SystemView:
     now_s: model seconds. nodes: every instance by name. link_nominal_bps: what the operator was told the link
     carries. egress_bps, egress_bytes: KV from the prfaas site that has landed, lately (model bits/s) and in all
     (model bytes), as workers report it. observed: what is known from observations, whatever the policy.
-    fleet_version: changes whenever a node comes, goes, falls silent or changes its role.
+    fleet_version: changes whenever a node comes, goes, falls silent or changes its role. copying: prefixes on their way
+    by `Replicate`, at most COPIES. holders(block_id): the nodes that hold the prefix which ends with that block, as far
+    as the directory knows. crossing(): requests whose KV is on its way from the remote site and that may be tried once
+    more, oldest first; it looks at every request, so ask when there is a reason.
     """
 
     __slots__ = (
         "_decode",
         "_prefill",
+        "copying",
+        "crossing",
         "egress_bps",
         "egress_bytes",
         "fleet_version",
+        "holders",
         "link_nominal_bps",
         "nodes",
         "now_s",
@@ -132,6 +154,9 @@ class SystemView:
         self.egress_bytes = 0
         self.observed = observed if observed is not None else Observed(link_nominal_bps)
         self.fleet_version = 0
+        self.copying = 0
+        self.holders: Callable[[int], Sequence[str]] = lambda block_id: ()
+        self.crossing: Callable[[], Sequence[Crossing]] = lambda: ()
         self.nodes_changed()
 
     def nodes_changed(self) -> None:
@@ -159,7 +184,8 @@ class Setup:
     Table 5). decode_step_s: T_decode; decode_slots: BS_max. lengths: the distribution of the load's input lengths.
     parameters: the scenario's own settings for this policy. pieces: of a transfer from the remote site. tick_s: model
     seconds between two calls of `tick`. reload_s: model seconds that a node takes to change its role. intra_bps: model
-    bits/s inside a site. future: for the oracle alone, None for everybody else.
+    bits/s inside a site. future: for the oracle alone, None for everybody else. block_tokens: of the prefix cache, 0
+    without one.
     """
 
     link_nominal_bps: float
@@ -176,6 +202,7 @@ class Setup:
     reload_s: float = 60.0
     intra_bps: float = INTRA_BPS
     future: Future | None = None
+    block_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +257,31 @@ class SetRole(NamedTuple):
     trigger: str
 
 
-Action = Note | SetRole
+class Replicate(NamedTuple):
+    """Bring a cached prefix to the other site before anybody there asks for it. trigger: as for Note.
+
+    block_ids: of a `RequestView`, from the first on, up to the last block of a prefix that `from_node` holds and
+    `to_node` does not; both serve as prefill nodes.
+    """
+
+    block_ids: tuple[int, ...]
+    from_node: str
+    to_node: str
+    trigger: str
+
+
+COPIES: Final = 8
+"""The most prefixes that may be on their way by `Replicate` at one time."""
+
+
+class Recall(NamedTuple):
+    """Give up on the KV of one of `SystemView.crossing()`, and try the request once more. trigger: as for Note."""
+
+    request_id: str
+    trigger: str
+
+
+Action = Note | SetRole | Replicate | Recall
 
 
 class Policy(Protocol):
@@ -238,7 +289,8 @@ class Policy(Protocol):
 
     Pure: no clock, no randomness but a generator seeded by itself, no input or output. `route` runs on the request
     path: microseconds. A method `tick(view: SystemView) -> Sequence[Action]` is optional: control calls it every
-    `Setup.tick_s` while requests are under way, and does what it asks for. It may take milliseconds.
+    `Setup.tick_s` while requests are under way, and does what it asks for; an action that cannot be done is left out,
+    counted as the policy's error and on the timeline. It may take milliseconds.
     """
 
     def start(self, setup: Setup) -> None:

@@ -32,6 +32,7 @@ from testbed.scheduler.api import (
     SystemView,
 )
 from testbed.scheduler.estimators import differ
+from testbed.scheduler.rebalance import Rebalance
 from testbed.scheduler.rules import CostTable, least_loaded_decode, send, solve_threshold, system_of
 
 ABUNDANT: Final = "abundant"
@@ -47,7 +48,7 @@ DEFAULTS: Final[dict[str, float]] = {
     "least_change": 0.07,  # relative change of t that is worth making
     "drain_backlog_s": 60.0,  # in which what waits at the senders is to be gone: so much of the link is taken
     "least_share": 0.82,  # ... but so much of it always is
-    "surge_dwell_s": 8.0,  # between changes of t that the link calls for
+    "surge_dwell_s": 8.0,  # between changes of t that the link calls for, and after a fleet has grown
     "dwell_s": 60.0,  # between all others
     "profile_s": 120.0,  # between two looks at the lengths
     "floor_tokens": 256.0,
@@ -59,6 +60,8 @@ DEFAULTS: Final[dict[str, float]] = {
     "horizon_s": 1800.0,  # over which a conversion has to earn what it costs
     "drain_s": 30.0,  # what a drain is taken to last, beside Setup.reload_s
     "least_load": 0.7,  # of Lambda_max: with less to do, no split is worth a conversion
+    "replicate_share": 0.0,  # of the link, for hot prefixes copied to the other site ahead of demand; 0: none are
+    "replicate_s": 30.0,  # between two looks at what is hot
     "cache_blind": 0.0,  # 1: route as if nothing were cached anywhere, to compare with
     "patience_s": 900.0,  # a link below its nominal rate for this long is taken to stay so
 }
@@ -81,7 +84,10 @@ class Prfaas:
         self._blind = bool(self._p["cache_blind"])
         self._fleet_version: int | None = None
         self._fleet_s = 0.0  # when it last changed
-        self._remote = setup.n_prfaas  # nodes the present t reckons with
+        self._served = setup.n_prfaas, setup.n_p  # prefill nodes of either site that the present t reckons with
+        self._grown = False  # there are more by now
+        self._counted_s = -math.inf  # when what had come was last reckoned with
+        self._stay_s = self._p["surge_dwell_s"]  # how long it has to have stayed before that
         self._solved_bps = setup.link_nominal_bps
         self._changed_s = -self._p["dwell_s"]
         self._profiled_s = -self._p["profile_s"]
@@ -92,6 +98,11 @@ class Prfaas:
         self._role_s = -self._p["role_dwell_s"]
         self._searched: tuple[Any, Any, Any, list[model.OperatingPoint]] | None = None  # what for, and what was found
         self._leaning = 0  # which way the last look at the split pointed
+        self._rebalance: Rebalance | None = None
+        if self._p["replicate_share"] and setup.block_tokens and setup.n_prfaas:
+            share, period_s = self._p["replicate_share"], self._p["replicate_s"]
+            kv_bytes: dict[Site, Any] = {site: cost.kv_bytes for site, cost in self._cost.items()}
+            self._rebalance = Rebalance(share, period_s, setup.block_tokens, kv_bytes)
 
     def _reach(self, longest_tokens: float) -> None:
         """Requests are up to this long."""
@@ -104,6 +115,8 @@ class Prfaas:
         if request.attempt > 1 and view.prefill(PD):  # nothing of it depends on the other site, or the link, again
             return send(view, PD, "tried before", t, self.regime)
         if request.hits and not self._blind:
+            if self._rebalance is not None:
+                self._rebalance.note(request, view.now_s)
             return self._route_cached(request, view, t)
         if request.input_tokens > t:
             return send(view, PRFAAS, "longer than t", t, self.regime)
@@ -149,7 +162,7 @@ class Prfaas:
             if tokens < longest:
                 continue
             node = view.nodes[name]
-            if not node.alive or node.silent or (node.site != site and not across):
+            if not node.alive or node.silent or node.draining or (node.site != site and not across):
                 continue
             if tokens > longest or (tokens == longest and best is not None and best.site != site):
                 best, longest = node, tokens
@@ -175,6 +188,8 @@ class Prfaas:
             self._nominal_s = now_s
         self._judge_bandwidth(view, actions)
         self._follow(view, actions)
+        if self._rebalance is not None:
+            actions += self._rebalance.propose(view, abundant=self.regime == ABUNDANT)
         if now_s >= self._plan_due_s:
             self._plan_due_s = now_s + self._p["plan_s"]
             self._plan(view, actions)
@@ -197,15 +212,10 @@ class Prfaas:
         link, waited_s = observed.link, now_s - self._changed_s
         pressed = link.backlogged or link.utilisation > self._p["high_water"]
         if view.fleet_version != self._fleet_version:
-            first = self._fleet_version is None
-            self._fleet_version = view.fleet_version
-            self._fleet_s = now_s
-            remote = len(view.prefill(PRFAAS))
-            if remote and not self._remote:
-                self._ramp_s = now_s
-            changed = first or remote != self._remote
-            self._remote = remote
-            self._take(view, actions, "the fleet changed" if changed else "roles changed", at_once=not first)
+            self._fleet_changed(view, actions)
+        elif self._grown and now_s - self._fleet_s >= self._stay_s:
+            self._counted_s = now_s
+            self._reckon(view, actions)
         elif abs(self._available_bps(view) - self._solved_bps) > self._p["link_step"] * self._solved_bps:
             if waited_s >= self._p["surge_dwell_s"]:
                 told = f"link estimate {link.bps / 1e9:.3g} Gbps, {link.unsent_bytes / 1e9:.3g} GB waiting"
@@ -221,6 +231,28 @@ class Prfaas:
         elif observed.lengths.enough and waited_s >= self._p["dwell_s"] and self._surging(view):
             self._profile(view)
             self._take(view, actions, "queues surge")
+
+    def _fleet_changed(self, view: SystemView, actions: list[Action]) -> None:
+        """What is gone counts at once; what has come, when it has stayed, and the longer the sooner it left again the
+        last time: t does not follow nodes that come and go."""
+        now_s, first = view.now_s, self._fleet_version is None
+        self._fleet_version, self._fleet_s = view.fleet_version, now_s
+        served = len(view.prefill(PRFAAS)), len(view.prefill(PD))
+        if first or any(now < before for now, before in zip(served, self._served, strict=True)):
+            again = now_s - self._counted_s < self._p["plan_s"]
+            self._stay_s = min(2 * self._stay_s, self._p["dwell_s"]) if again else self._p["surge_dwell_s"]
+            self._reckon(view, actions, first=first)
+        else:
+            self._grown = served != self._served
+
+    def _reckon(self, view: SystemView, actions: list[Action], *, first: bool = False) -> None:
+        """Solve t for the prefill nodes that there are now."""
+        before, remote = self._served[0], len(view.prefill(PRFAAS))
+        if remote and not before:
+            self._ramp_s = view.now_s
+        self._served, self._grown = (remote, len(view.prefill(PD))), False
+        trigger = "the fleet changed" if first or remote != before else "roles changed"
+        self._take(view, actions, trigger, at_once=not first)
 
     def _available_bps(self, view: SystemView) -> float:
         """B_out as far as it is for new KV: what waits at the senders has a claim on it."""
@@ -251,7 +283,7 @@ class Prfaas:
     def _take(self, view: SystemView, actions: list[Action], trigger: str, *, at_once: bool = False) -> None:
         """The t of (7) for what is known now, if it differs enough."""
         link_bps = self._solved_bps = self._available_bps(view)
-        fleet = model.Fleet(len(view.prefill(PRFAAS)), len(view.prefill(PD)), len(view.decode()))
+        fleet = model.Fleet(*self._served, len(view.decode()))
         before = self.threshold_tokens
         t = self._bounded(solve_threshold(self._setup, fleet, self._lengths, link_bps))
         if t == before or (not at_once and abs(t - before) < self._p["least_change"] * before):

@@ -283,7 +283,7 @@ class TestTheSite:
 
     def test_what_was_known_of_the_link_outlives_the_outage(self) -> None:
         run = Run().narrow(8, seconds=60).seconds(5, gbps=7, waiting_gb=1)
-        run.become("silent", *REMOTE).seconds(10, gbps=0).become("alive", *REMOTE).seconds(1, gbps=0)
+        run.become("silent", *REMOTE).seconds(10, gbps=0).become("alive", *REMOTE).seconds(9, gbps=0)
         assert run.t == pytest.approx(run.best(8), rel=0.07)
 
     def test_fewer_remote_nodes_take_less(self) -> None:
@@ -291,6 +291,42 @@ class TestTheSite:
         before = run.t
         run.become("dead", "f0", "f1").seconds(1)
         assert run.t > before
+
+    def test_a_node_that_is_gone_counts_at_once_and_one_that_is_back_when_it_has_stayed(self) -> None:
+        run = Run().seconds(100)
+        four = run.t
+        run.become("silent", "f0").seconds(1)
+        three = run.t
+        assert three > 1.07 * four
+        run.become("alive", "f0").seconds(8)
+        assert run.t == three
+        run.seconds(2)
+        assert run.t == four
+
+    def test_what_the_link_calls_for_meanwhile_is_solved_for_the_nodes_that_have_stayed(self) -> None:
+        run = Run().seconds(100).become("dead", "f0").seconds(60).become("alive", "f0")
+        run.narrow(8, seconds=4).become("dead", "f0").seconds(20, 8, waiting_gb=1000)
+        alone = Run().seconds(100).become("dead", "f0").narrow(8, seconds=60)
+        assert run.t == pytest.approx(alone.t, rel=0.07)
+
+    @pytest.mark.parametrize("nodes", [("f0",), ("p0",), REMOTE])
+    @pytest.mark.parametrize("up_s", [2, 10, 30, 55])
+    def test_t_does_not_follow_a_node_that_comes_and_goes(self, nodes: tuple[str, ...], up_s: int) -> None:
+        run = Run().seconds(100)
+        for _ in range(20):
+            run.become("silent", *nodes).seconds(10).become("alive", *nodes).seconds(up_s)
+        later = [at_s for at_s, _ in run.moves() if at_s > 500]
+        assert len(run.moves()) <= 8
+        assert len(later) <= 2 * (run.view.now_s - 500) / 60 if run.view.now_s > 500 else not later
+
+    def test_a_node_that_stayed_away_once_is_trusted_again(self) -> None:
+        run = Run().seconds(100)
+        for _ in range(6):
+            run.become("silent", "f0").seconds(10).become("alive", "f0").seconds(30)
+        run.seconds(300).become("silent", "f0").seconds(10)
+        three = run.t
+        run.become("alive", "f0").seconds(10)
+        assert run.t < three
 
     def test_a_second_try_depends_on_the_other_site_no_more(self) -> None:
         run = Run()
@@ -305,7 +341,7 @@ class TestTheSite:
     def test_a_policy_that_begins_while_the_site_is_gone_lets_it_back_gradually(self) -> None:
         run = Run().become("dead", *REMOTE).seconds(5, gbps=0).become("alive", *REMOTE).seconds(1)
         assert run.site(50_000) == "pd"
-        run.seconds(40)
+        run.seconds(50)
         assert run.site(50_000) == "prfaas"
 
 
