@@ -298,7 +298,7 @@ def show_status(result: dict[str, Any]) -> None:
     table = Table()
     for column in ("process", "site", "pid", "state", "role", "queued", "decoding", "told, s ago"):
         table.add_column(column)
-    for one in result.get("supervisor", {}).get("processes", ()):
+    for one in (result.get("supervisor") or {}).get("processes", ()):
         node = nodes.get(one["name"], {})
         state = (
             one["state"]

@@ -114,7 +114,7 @@ def status(json: JsonOption = False) -> None:
         print_json(result)
     else:
         show_status(result)
-    processes = result.get("supervisor", {}).get("processes", ())
+    processes = (result.get("supervisor") or {}).get("processes", ())
     dead = [one["name"] for one in processes if one["state"] != "running"]
     raise typer.Exit(0 if result.get("up") and not dead else 1)
 
