@@ -258,3 +258,62 @@ class TestLoadPolicy:
             load_policy(name)
         assert str(caught.value).startswith(f"policy {name!r}: ")
         assert says in str(caught.value)
+
+
+class TestEdited:
+    """A policy whose file was edited is loaded as it is now, by the process that had loaded it before."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        (tmp_path / "mine_package").mkdir()
+        (tmp_path / "mine_package" / "__init__.py").touch()
+        source = tmp_path / "mine_package" / "edited.py"
+        monkeypatch.syspath_prepend(tmp_path)
+        yield source
+        for name in [name for name in sys.modules if name.startswith("mine_")]:
+            del sys.modules[name]
+
+    @staticmethod
+    def write(source: Path, version: int) -> None:
+        """The same size, and within one tick of the file system's clock: only the content tells them apart."""
+        source.write_text(f"{MINE}\nMine.version = {version}\n")
+
+    @staticmethod
+    def version() -> int:
+        return load_policy("mine_package.edited:Mine").version  # type: ignore[attr-defined,no-any-return]
+
+    def test_it_is_the_new_one(self, source: Path) -> None:
+        found = []
+        for version in (1, 2, 2, 3):
+            self.write(source, version)
+            found.append(self.version())
+        assert found == [1, 2, 2, 3]
+
+    def test_one_that_was_not_edited_is_not_run_again(self, source: Path) -> None:
+        self.write(source, 1)
+        assert type(load_policy("mine_package.edited:Mine")) is type(load_policy("mine_package.edited:Mine"))
+
+    def test_a_policy_that_is_in_charge_stays_what_it_is(self, source: Path) -> None:
+        self.write(source, 1)
+        before = load_policy("mine_package.edited:Mine")
+        self.write(source, 2)
+        load_policy("mine_package.edited:Mine")
+        assert before.version == 1  # type: ignore[attr-defined]
+
+    def test_an_edit_that_fails_is_told_and_mended_by_the_next(self, source: Path) -> None:
+        self.write(source, 1)
+        self.version()
+        source.write_text("raise RuntimeError('half an edit')")
+        with pytest.raises(ScenarioError, match="cannot be imported: RuntimeError: half an edit"):
+            self.version()
+        with pytest.raises(ScenarioError, match="half an edit"):
+            self.version()
+        self.write(source, 2)
+        assert self.version() == 2
+
+    def test_its_package_has_the_new_one_too(self, source: Path) -> None:
+        self.write(source, 1)
+        self.version()
+        self.write(source, 2)
+        self.version()
+        assert sys.modules["mine_package"].edited is sys.modules["mine_package.edited"]  # type: ignore[attr-defined]
