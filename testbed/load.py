@@ -26,16 +26,18 @@ import psutil
 
 from netem.link import DIRECTIONS
 from testbed import linkctl
-from testbed.assemble import build_workload, lengths_to_json, workload_lengths
+from testbed.assemble import build_workload, instances, lengths_to_json, workload_lengths
 from testbed.closed_form import closed_form
 from testbed.fleet import check_link
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.linksteps import LinkSteps
 from testbed.policies import load_policy, wants_future
+from testbed.report.accounts import Accounts
 from testbed.report.provenance import provenance
 from testbed.report.summary import EXIT_CODES, LinkFigures, Meter, summarise
-from testbed.report.tables import request_table, timeline_table
+from testbed.report.tables import request_table
+from testbed.report.timeline import timeline_table
 from testbed.report.write import write_results
 from testbed.scenario import Scenario, ScenarioError
 from testbed.told import SETUP_FILE, KnownFuture
@@ -193,6 +195,7 @@ def run_load(
         testbed.state.root / "link-counters.csv",
         end_ns=end_ns,
         byte_scale=scenario.scale.byte_scale,
+        accounts=Accounts(out / "events.jsonl", {name: site for name, site, _ in instances(deployment)}),
         **scales,
     )
     client_rows = read_rows(out / "client.csv")

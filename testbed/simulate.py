@@ -38,7 +38,7 @@ from testbed.report.collect import Collector
 from testbed.report.little import littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
-from testbed.report.tables import timeline_table
+from testbed.report.timeline import virtual_timeline
 from testbed.report.write import markdown
 from testbed.scenario import Scenario, ScenarioError, override
 from testbed.scenario import load as load_scenario
@@ -124,6 +124,7 @@ def simulate(
         "changes": changes,
     }
     stepped = [*_link_events(loaded), *_throttled(world.throttled)]
+    timeline = virtual_timeline([*changes, *stepped], world.link_history, loaded.link.rate_bps)
     law, events = littles_law(world.passages, requests, world.now_s), world.events
     del world, collector  # the table has it all now, and of a million requests twice is much
     summary = summarise(
@@ -148,7 +149,7 @@ def simulate(
         "littles_law": law,
     }
     _judge(summary)
-    return Result(requests, timeline_table([*changes, *stepped]), summary, trace, loaded, wall_s, events)
+    return Result(requests, timeline, summary, trace, loaded, wall_s, events)
 
 
 def _link_events(scenario: Scenario) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ Messages between the sites take the link's delay; while it is cut (a rate of 0) 
 from __future__ import annotations
 
 import gc
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from testbed.scheduler.baselines import Homogeneous
 from traces.request import Request
 
 # What comes first at one time. Arrivals come last of all; being sorted, they need no place in the heap.
+FAULT: Final = -1
 LINK_STEP: Final = 0
 LANDING: Final = 1
 WAKE_UP: Final = 2
@@ -61,13 +63,14 @@ AnyInstance = PrefillInstance | DecodeInstance
 
 
 class _Port:
-    """A machine as the driver reaches it. armed_s: the wake-up that it waits for."""
+    """A machine as the driver reaches it. armed_s: the wake-up that it waits for. quiet: a fault has taken it away."""
 
-    __slots__ = ("armed_s", "handle", "index", "machine", "name", "next_s", "role", "site")
+    __slots__ = ("armed_s", "handle", "index", "machine", "name", "next_s", "quiet", "role", "site")
 
     def __init__(self, name: str, index: int, site: Site, role: Role, machine: AnyInstance) -> None:
         self.name, self.index, self.site = name, index, site
         self.armed_s: float | None = None
+        self.quiet = False
         self.begin(role, machine)
 
     def begin(self, role: Role, machine: AnyInstance) -> None:
@@ -105,7 +108,8 @@ class World:
 
     on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes. metered:
     the token bucket of each direction, instead. throttled: what the buckets made of the link: (model second,
-    direction, bits/s before and after).
+    direction, bits/s before and after). link_history: five numbers whenever the nodes give an account of themselves:
+    the model second, and of each direction the KV sent so far and the KV that waits, bytes.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class World:
         self._held: list[tuple[str, Any]] | None = None  # messages between the sites, while the link is cut
         self._delay_s = scenario.link.delay_s
         self._apart = self._delay_s > 0  # whether messages between the sites take time
+        self._clear_s = 0.0  # nothing between the sites overtakes what left before the delay became shorter
         self._ports: dict[str, _Port] = {}
         fleet = []
         slots = self._profiles[PD].decode_slots
@@ -160,6 +165,7 @@ class World:
         for at_s, rate_bps in steps:
             self._push(at_s, LINK_STEP, rate_bps)
         self.throttled: list[tuple[float, str, float, float]] = []
+        self.link_history = array("d")
         if metered is not None:
             for direction, pipe in (("to_pd", self._to_pd), ("to_prfaas", self._to_prfaas)):
                 self._meter(0.0, _Meter(direction, pipe, TokenBucket(metered)), scenario.link.rate_bps)
@@ -171,6 +177,10 @@ class World:
     def machines(self) -> dict[str, AnyInstance]:
         """Every instance by name."""
         return {name: port.machine for name, port in self._ports.items()}
+
+    def at(self, at_s: float, happens: Callable[[], None]) -> None:
+        """Let a fault happen at a model second, before all else at that time (`testbed.chaos.virtual`)."""
+        self._push(at_s, FAULT, happens)
 
     def run(self) -> None:
         """Until nothing is left to happen: every request has ended and every slot is free."""
@@ -273,6 +283,8 @@ class World:
             self._push(now_s + self._scenario.telemetry_s, TELL, None)
         elif kind == MESSAGE:
             self._due.append(what)
+        elif kind == FAULT:
+            what()
         elif kind == METER:
             self._meter(now_s, what, what.bucket.rate_bps)
         else:
@@ -282,6 +294,9 @@ class World:
 
     def _convert(self, port: _Port, order: Convert) -> None:
         """As a worker does: the machine of the new role is there at once, and says so when it has reloaded."""
+        if port.quiet:  # a dead worker hears nothing, a stopped one later
+            port.handle(self.now_s, order)
+            return
         role: Role = "prefill" if order.role == "prefill" else "decode"
         if port.machine.accepts(order):
             for out in port.machine.handle(self.now_s, order):  # who waits for a prefix of it is told
@@ -368,7 +383,7 @@ class World:
         if self._held is not None:
             self._held.append(out)
         elif self._delay_s:
-            self._push(self.now_s + self._delay_s, MESSAGE, out)
+            self._push(max(self.now_s + self._delay_s, self._clear_s), MESSAGE, out)
         else:
             self._due.append(out)
 
@@ -385,7 +400,13 @@ class World:
         for sender, receiver, sent, waiting in self.link.paths(now_s):
             unsent[sender] = unsent.get(sender, 0.0) + waiting
             landed.setdefault(receiver, {})[sender] = round(sent)
+        back = self._to_prfaas.link
+        returning = 0.0 if back.idle else sum([waiting for _, _, _, waiting in back.paths(now_s)])
+        sent_both = (self.link.delivered_bytes(now_s), back.delivered_bytes(now_s))
+        self.link_history.extend((now_s, sent_both[0], sum(unsent.values()), sent_both[1], returning))
         for port in self._by_index:
+            if port.quiet:
+                continue
             machine = port.machine
             outbox = landing = grants = tokens = 0
             paths: tuple[PathSample, ...] = ()

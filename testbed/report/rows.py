@@ -83,18 +83,28 @@ REQUEST_COLUMNS: Final = (
 TIMELINE_COLUMNS: Final = (
     "t_s",
     "direction",  # to_pd | to_prfaas; empty for what is not of the link
-    "rate_asked_bps",
+    "rate_asked_bps",  # of the link's state at that time
     "rate_measured_bps",  # KV class, IP and Ethernet headers included
-    "backlog_bytes",
+    "backlog_bytes",  # in the shaper's queue
     "drops",
     "kv_wire_bytes",  # cumulative since t = 0, on the wire (wall bytes)
+    "kv_bytes",  # KV that crossed, cumulative since t = 0, payload: landed (wire) or sent (virtual time), model bytes
+    "unsent_bytes",  # KV that is computed and waits at its senders, model bytes
+    "retransmits",  # TCP segments sent again by the senders' sockets, cumulative
+    "rtt_s",  # the longest smoothed round trip of theirs
+    "outage",  # its kind while there is one: stall | blackhole | down
+    "line_held",  # packets in the delay line
+    "line_lost",  # packets it lost on purpose, cumulative
+    "line_late_s",  # how late it lets packets go, p99, model seconds
+    "line_down",  # 1 while it is dead
     "event",  # empty for a sample of the link; link (its rate stepped) | threshold | role | regime | node | ...
     "node",  # that changed, empty for none
     "before",  # bits/s, tokens, or a word, by the event
     "after",
     "trigger",  # what brought it about: a phase's name, or the scheduler's reason
+    "late_s",  # of a step on the wire: how long after it was due the kernel had it, model seconds
 )
-"""A row is a sample of the link (up to kv_wire_bytes), or an event (from there on)."""
+"""A row is a sample of the link (up to line_down), or an event (from there on). What a clock does not have is empty."""
 
 SCHEDULER_EVENTS: Final = ("threshold", "regime", "role", "joined", "node", "policy")
 """The events of the timeline that are control's own changes."""

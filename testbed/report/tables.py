@@ -1,4 +1,4 @@
-"""The result tables: one row a request (`requests.csv`), one a sample of the link or an event (`timeline.csv`).
+"""The request table: one row a request (`requests.csv`).
 
 The gateway's rows know the inside of a request's life, the client's rows its outside; they are joined by request id.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from testbed.report.rows import PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS, WORDS
+from testbed.report.rows import PARTS, REQUEST_COLUMNS, WORDS
 
 _CLIENT_STAMPS = ("sched", "send", "headers", "first_token", "last_token", "done")
 _TEXTS = ("request_id", *WORDS)
@@ -87,53 +86,3 @@ def _read(path: Path, words: Sequence[str], types: Mapping[str, str] | None = No
         keep_default_na=False,
         na_values={name: [""] for name in numbers},
     )
-
-
-def timeline_table(
-    events: Sequence[Mapping[str, Any]],
-    counters: Path | None = None,
-    *,
-    t0_ns: int = 0,
-    end_ns: int = 0,
-    time_scale: float = 1.0,
-    byte_scale: float = 1.0,
-) -> pd.DataFrame:
-    """Events and, of a load on the wire, the link's counters from t = 0 to the end, in the order of time.
-
-    Columns TIMELINE_COLUMNS; rates in model bits/s, backlog in model bytes. events: each as a scheduler's change
-    (`testbed.report.changes`); `kind` is then the event. counters: the agent's file; the rest is for it.
-    """
-    parts = []
-    if counters is not None:
-        parts = _samples(counters, t0_ns, end_ns, time_scale, byte_scale)
-    if events:
-        parts.append(pd.DataFrame(list(events)).rename(columns={"kind": "event"}))
-    if not parts:
-        return pd.DataFrame(columns=list(TIMELINE_COLUMNS))
-    table = pd.concat(parts, ignore_index=True).reindex(columns=list(TIMELINE_COLUMNS))
-    counts = ("backlog_bytes", "drops", "kv_wire_bytes")
-    table = table.astype({**dict.fromkeys(counts, "Int64"), **dict.fromkeys(("before", "after"), "object")})
-    return table.sort_values(["t_s", "direction"], ignore_index=True, kind="stable")
-
-
-def _samples(counters: Path, t0_ns: int, end_ns: int, time_scale: float, byte_scale: float) -> list[pd.DataFrame]:
-    """The link's counters, a table a direction."""
-    samples = pd.read_csv(counters)
-    samples = samples[(samples["t_ns"] >= t0_ns - 10**9) & (samples["t_ns"] <= end_ns + 10**9)]
-    parts = []
-    for direction, part in samples.groupby("direction", sort=True):
-        elapsed_s = part["t_ns"].diff() * 1e-9
-        parts.append(
-            pd.DataFrame(
-                {
-                    "t_s": (part["t_ns"] - t0_ns) * 1e-9 * time_scale,
-                    "direction": direction,
-                    "rate_asked_bps": part["rate_bps"] / (time_scale * byte_scale),
-                    "rate_measured_bps": part["kv_bytes"].diff() * 8 / elapsed_s / (time_scale * byte_scale),
-                    "backlog_bytes": (part["backlog_bytes"] / byte_scale).round().astype("int64"),
-                    "drops": part["drops"],
-                    "kv_wire_bytes": part["kv_bytes"] - part["kv_bytes"].iloc[0],
-                }
-            )
-        )
-    return parts

@@ -23,7 +23,7 @@ from testbed.load import GATEWAY_LOST
 from testbed.policies import load_policy, start_policy, wants_future
 from testbed.replay import replay
 from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
-from testbed.report.tables import timeline_table
+from testbed.report.timeline import timeline_table
 from testbed.runs import RunError
 from testbed.scenario import Scenario, load
 from testbed.session import PolicyTooSlowError

@@ -15,7 +15,8 @@ import pytest
 from testbed.control import Record
 from testbed.report.rows import GATEWAY_COLUMNS, PARTS, REQUEST_COLUMNS, TIMELINE_COLUMNS, gateway_row
 from testbed.report.summary import LinkFigures, Meter, summarise
-from testbed.report.tables import request_table, timeline_table
+from testbed.report.tables import request_table
+from testbed.report.timeline import timeline_table
 from testbed.report.window import stats
 from testbed.report.write import markdown
 from testbed.scheduler.api import RequestView
