@@ -1,4 +1,4 @@
-"""Virtual time's innermost modules, compiled: the same code, a quarter faster, and never of another version.
+"""Virtual time's innermost modules, compiled: the same code, twice as fast, and never of another version.
 
 `make fast` makes a build (`testbed/fast_build.py`); this is what finds it. mypyc compiles the modules as they are. A
 build lies in the environment's site-packages under a name made of the sources' own digest, so an edited module is
@@ -24,12 +24,19 @@ MODULES: Final = (
     "emulator.batching",
     "emulator.decode_instance",
     "emulator.instance",
+    "emulator.kvcache",
     "emulator.prefix_cache",
     "netem.fluid",
+    "testbed.control.life",
+    "testbed.control.nodes",
+    "testbed.directory",
+    "testbed.report.collect",
+    "testbed.scheduler.estimators",
+    "testbed.scheduler.prfaas",
     "testbed.scheduler.rules",
     "testbed.world",
 )
-"""What is compiled: where virtual time spends most of its own time. All else stays Python."""
+"""What is compiled: where virtual time spends most of its own time. All else stays Python, the policies' API too."""
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 STORE: Final = Path(os.environ.get("PRFAAS_FAST_DIR") or Path(sysconfig.get_path("purelib")) / "prfaas_fast")

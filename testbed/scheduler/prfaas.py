@@ -275,7 +275,7 @@ class Prfaas:
         lengths = view.observed.lengths.incremental(across=self.regime == ABUNDANT)
         if not differ(lengths, self._lengths, view.observed.lengths.held, self._sample):
             return False
-        self._lengths, self._sample = lengths, view.observed.lengths.held
+        self._lengths, self._sample = lengths, float(view.observed.lengths.held)
         if lengths.high > self._longest:
             self._reach(lengths.high)
         return True

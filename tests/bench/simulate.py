@@ -8,8 +8,9 @@
 process time, over the run itself (without making the workload and the tables); `whole_s` is all of it but writing rows.
 `loop_ns` is what one iteration of a plain Python loop takes on this machine at the same moment: on a shared machine it
 is the figure to read the others by. `growth` is the cost of a request in a run ten times as long, over that in a short
-one, taken by turns in this process. Peak memory is the process's own highest, at the end (VmHWM). Exit code 1 when a
-bar given with --bar-* is missed, or, under --queueing, when theory (at 90 %) lies outside its 99 % interval.
+one, taken by turns in this process. `compiled`: whether it was virtual time as `make fast` makes it, or plain Python.
+Peak memory is the process's own highest, at the end (VmHWM). Exit code 1 when a bar given with --bar-* is missed, or,
+under --queueing, when theory (at 90 %) lies outside its 99 % interval.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import testbed
 from testbed.assemble import capacity_rps
 from testbed.scenario import load
 from testbed.simulate import Result, simulate, write
@@ -115,7 +117,7 @@ def main() -> None:
         found = queueing()
         ok = all(wait["agrees"] for wait in found.values())
     else:
-        found = speed(asked.requests_count, asked.runs, asked.requests)
+        found = {"compiled": testbed.COMPILED, **speed(asked.requests_count, asked.runs, asked.requests)}
         if not asked.no_growth:
             found["growth"] = growth(max(1000, asked.requests_count // 4))
         found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
