@@ -12,8 +12,8 @@ from __future__ import annotations
 import heapq
 
 from emulator.decode_instance import DecodeInstance, _Transfer
-from emulator.decode_step import DecodeTiming
-from emulator.messages import CONTROL, Abort, Cancel, Finished, Key, Out, Tokens, Wake
+from emulator.decode_step import DecodeTiming, Slowed
+from emulator.messages import CONTROL, Abort, Cancel, Finished, Hinder, Key, Out, Tokens, Wake
 
 
 class BatchedDecodeInstance(DecodeInstance):
@@ -46,7 +46,7 @@ class BatchedDecodeInstance(DecodeInstance):
             stream_interval=stream_interval,
             token_base=token_base,
         )
-        self._timing = timing
+        self._timing = self._own_timing = timing
         self._at_s = 0.0  # the last boundary at which something changed
         self._steps = 0  # done by then, since ever
         self._batch = self._kv_tokens = 0  # in the steps from then on
@@ -134,6 +134,7 @@ class BatchedDecodeInstance(DecodeInstance):
             self._schedule(transfer)
         self._joining.clear()
         self._change_s = None
+        self._timing = Slowed(self._own_timing, self._slowdown) if self._slowdown != 1.0 else self._own_timing
         freed_s = at_s + self._timing.step_s(self._batch, self._kv_tokens)
         out += [(CONTROL, Finished(*t.key, at_s, freed_s, t.offer.output_tokens)) for t in finished]
 
@@ -148,6 +149,10 @@ class BatchedDecodeInstance(DecodeInstance):
         own = length if emitted == length else min(emitted + (self._interval or length), length) - 1
         self._sequence += 1
         heapq.heappush(self._due_steps, (joined_at + own, self._sequence, transfer))
+
+    def _on_hinder(self, now_s: float, fault: Hinder, out: list[Out]) -> None:
+        super()._on_hinder(now_s, fault, out)
+        self._change(now_s)  # the step under way goes on as it began
 
     def _on_cancel(self, now_s: float, over: Cancel | Abort, out: list[Out]) -> None:
         key = (over.request_id, over.attempt)

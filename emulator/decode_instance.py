@@ -26,6 +26,7 @@ from emulator.messages import (
     FetchMiss,
     Finished,
     Grant,
+    Hinder,
     Key,
     Landed,
     Out,
@@ -47,6 +48,7 @@ class _Transfer(msgspec.Struct, gc=False, eq=False):
     token: int = 0
     landed_s: float = 0.0
     admitted_s: float = 0.0
+    step_s: float = 0.0
     emitted: int = 0
 
 
@@ -78,6 +80,8 @@ class DecodeInstance:
         self.step_s = step_s
         self.landing_bytes = landing_bytes
         self.landing_used = 0
+        self._held_bytes = 0  # of the landing room, by a fault
+        self._slowdown = 1.0
         self._interval = stream_interval
         self._next_token = token_base
         self._free_slots = slots
@@ -99,6 +103,7 @@ class DecodeInstance:
             Fetch: self._on_fetch,
             FetchGrant: self._on_late,
             FetchDone: self._on_late,
+            Hinder: self._on_hinder,
         }
 
     @property
@@ -192,6 +197,7 @@ class DecodeInstance:
             self._free_slots -= 1
             self.landing_used -= transfer.kv_bytes
             transfer.admitted_s = now_s
+            transfer.step_s = self._slowdown * self.step_s
             self._decoding[key] = transfer
             admitted = True
             out.append((CONTROL, Admitted(key[0], key[1], transfer.landed_s, now_s)))
@@ -207,14 +213,14 @@ class DecodeInstance:
         transfer.emitted = upto
         self._sequence += 1
         if upto == length:
-            finished_s = transfer.admitted_s + (length - 1) * self.step_s
-            freed_s = transfer.admitted_s + length * self.step_s
+            finished_s = transfer.admitted_s + (length - 1) * transfer.step_s
+            freed_s = transfer.admitted_s + length * transfer.step_s
             key = transfer.key
             out.append((CONTROL, Finished(key[0], key[1], finished_s, freed_s, length)))
             heapq.heappush(self._freeing, (freed_s, self._sequence, transfer))
         else:
             upto = min(upto + self._interval, length) if self._interval else length
-            due_s = transfer.admitted_s + (upto - 1) * self.step_s
+            due_s = transfer.admitted_s + (upto - 1) * transfer.step_s
             heapq.heappush(self._events, (due_s, self._sequence, transfer))
 
     def _on_wake(self, now_s: float, _: Wake, out: list[Out]) -> None:
@@ -282,6 +288,12 @@ class DecodeInstance:
                 self.landing_used -= transfer.kv_bytes
                 out.append((WIRE, Unexpect(token)))
                 return
+
+    def _on_hinder(self, now_s: float, fault: Hinder, out: list[Out]) -> None:
+        self._slowdown = fault.slowdown
+        self.landing_used += fault.held_bytes - self._held_bytes
+        self._held_bytes = fault.held_bytes
+        self._grant(out)
 
     # It may have served prefill before, and been told of as a holder of cached prefixes.
     def _on_fetch(self, now_s: float, fetch: Fetch, out: list[Out]) -> None:

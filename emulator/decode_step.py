@@ -64,3 +64,23 @@ class AffineStep:
         while steps > 1 and self.elapsed_s(batch, kv_tokens, steps - 1) >= elapsed_s:
             steps -= 1
         return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """Another timing, each of whose steps takes `factor` times as long."""
+
+    timing: DecodeTiming
+    factor: float
+
+    def step_s(self, batch: int, kv_tokens: int) -> float:
+        """Seconds of one step."""
+        return self.factor * self.timing.step_s(batch, kv_tokens)
+
+    def elapsed_s(self, batch: int, kv_tokens: int, steps: int) -> float:
+        """Seconds of `steps` steps."""
+        return self.factor * self.timing.elapsed_s(batch, kv_tokens, steps)
+
+    def steps_by(self, batch: int, kv_tokens: int, elapsed_s: float) -> int:
+        """The least number of steps that take `elapsed_s` seconds or more."""
+        return self.timing.steps_by(batch, kv_tokens, elapsed_s / self.factor)

@@ -23,6 +23,7 @@ from emulator.messages import (
     AttemptFailed,
     Cancel,
     Grant,
+    Hinder,
     Key,
     Out,
     PeerLost,
@@ -108,6 +109,7 @@ class PrefillInstance:
         self.queued_tokens = 0
         self.pool = pool
         self._s_kv, self._t_prefill = timing.s_kv, timing.t_prefill
+        self._slowdown = 1.0
         self._cache = PrefixCache(name, pool, token_base) if pool is not None else None
         self._queue: deque[_Prefill] = deque()
         self._running: _Prefill | None = None
@@ -120,6 +122,7 @@ class PrefillInstance:
             Refuse: self._on_refuse,
             Cancel: self._on_cancel,
             PeerLost: self._on_peer_lost,
+            Hinder: self._on_hinder,
         }
         if self._cache is not None:
             self._handlers |= dict.fromkeys(self._cache.handlers, self._on_cache)
@@ -176,7 +179,7 @@ class PrefillInstance:
             self._queue.remove(job)
         self.queued_tokens -= job.tokens
         job.start_s = now_s
-        job.end_s = now_s + self._t_prefill(job.order.input_tokens - job.cached_tokens)
+        job.end_s = now_s + self._slowdown * self._t_prefill(job.order.input_tokens - job.cached_tokens)
         self.outbox_used += job.kv_bytes
         self._unsent[job.request_id, job.attempt] = job
         self._running = job
@@ -222,7 +225,15 @@ class PrefillInstance:
         out.append(
             (
                 CONTROL,
-                Prefilled(job.request_id, job.attempt, job.start_s, job.end_s, job.kv_bytes, job.cached_tokens),
+                Prefilled(
+                    job.request_id,
+                    job.attempt,
+                    job.start_s,
+                    job.end_s,
+                    job.kv_bytes,
+                    job.cached_tokens,
+                    0 if self._cache is None else self._cache.fetched((job.request_id, job.attempt)),
+                ),
             )
         )
         if self._cache is not None and job.lease is not None:
@@ -283,6 +294,9 @@ class PrefillInstance:
         if self._cache is not None:
             self._cache.peer_lost(lost.node, out)
         self._start_next(now_s, out)
+
+    def _on_hinder(self, now_s: float, fault: Hinder, out: list[Out]) -> None:
+        self._slowdown = fault.slowdown
 
     def _drop(self, key: Key, out: list[Out]) -> None:
         job = self._forget(key)

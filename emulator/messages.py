@@ -46,12 +46,32 @@ class Prefill(Message, frozen=True, gc=False):
     cache_node: str = ""
 
 
+class Bring(Message, frozen=True, gc=False):
+    """Fetch a cached prefix of these blocks from `node` although no prefill waits for it. Answered by Brought."""
+
+    request_id: str
+    attempt: int
+    block_ids: tuple[int, ...]
+    node: str
+
+
 # control -> prefill, control -> decode
 class Cancel(Message, frozen=True, gc=False):
     """The attempt is over (client gone, peer dead, deadline): free all of it. Unknown attempts are ignored."""
 
     request_id: str
     attempt: int
+
+
+class Hinder(Message, frozen=True, gc=False):
+    """A fault for the node, in place of the one before; as it is by default, it heals.
+
+    slowdown: whatever computation begins from now on takes so many times as long. held_bytes: model bytes of landing
+    room that somebody else has taken.
+    """
+
+    slowdown: float = 1.0
+    held_bytes: int = 0
 
 
 class PeerLost(Message, frozen=True, gc=False):
@@ -203,7 +223,10 @@ class Damaged(Message, frozen=True, gc=False):
 
 # prefill -> control
 class Prefilled(Message, frozen=True, gc=False):
-    """Sent at end_s, when the computation ended. cached_tokens: what was really reused; the rest was computed."""
+    """Sent at end_s, when the computation ended. cached_tokens: what was really reused; the rest was computed.
+
+    fetched_bytes: KV that came from another node for this prefill, whether it could be reused in the end or not.
+    """
 
     request_id: str
     attempt: int
@@ -211,6 +234,15 @@ class Prefilled(Message, frozen=True, gc=False):
     end_s: float
     kv_bytes: int
     cached_tokens: int = 0
+    fetched_bytes: int = 0
+
+
+class Brought(Message, frozen=True, gc=False):
+    """What was to be brought is here, `kv_bytes` of it, or never comes (0)."""
+
+    request_id: str
+    attempt: int
+    kv_bytes: int
 
 
 class CacheChanged(Message, frozen=True, gc=False):
@@ -336,7 +368,9 @@ class Convert(Message, frozen=True, gc=False):
 AnyMessage = (
     Wake
     | Prefill
+    | Bring
     | Cancel
+    | Hinder
     | PeerLost
     | Announce
     | Abort
@@ -355,6 +389,7 @@ AnyMessage = (
     | Landed
     | Damaged
     | Prefilled
+    | Brought
     | CacheChanged
     | Admitted
     | Tokens

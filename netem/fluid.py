@@ -175,6 +175,20 @@ class FluidLink:
                     self._share(now_s)
                     return
 
+    def withdraw(self, now_s: float, node: str) -> list[tuple[str, str, int, float, int, float, float]]:
+        """Forget every transfer from or to a node; what of each was not sent yet, as `transmit` takes it."""
+        self._advance(now_s)
+        rest = []
+        for key, pair in self._active.items():
+            if node in key:
+                self._flow(now_s, pair)
+                for one in pair.transfers:
+                    unsent = one.mark - max(one.mark - one.size, pair.sent)
+                    rest.append((*key, one.token, unsent, one.pieces, one.start_s, one.end_s))
+        for transfer in rest:
+            self.stop(now_s, transfer[2])
+        return rest
+
     def set_capacity(self, now_s: float, capacity_bps: float, burst_bytes: float | None = None) -> None:
         """The link steps. 0 is an outage: nothing moves. burst_bytes: the bucket's size from now on, unless
         unchanged."""
@@ -243,6 +257,11 @@ class FluidLink:
             if pair.transfers:
                 self._flow(now_s, pair)
             yield *pair.key, pair.before + pair.sent, pair.produced - pair.sent
+
+    @property
+    def capacity_bps(self) -> float:
+        """The shaped rate at present; 0 while the link is cut."""
+        return self._whole * 8 / self._efficiency
 
     @property
     def idle(self) -> bool:
