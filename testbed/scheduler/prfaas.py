@@ -48,6 +48,7 @@ DEFAULTS: Final[dict[str, float]] = {
     "least_change": 0.07,  # relative change of t that is worth making
     "drain_backlog_s": 60.0,  # in which what waits at the senders is to be gone: so much of the link is taken
     "least_share": 0.82,  # ... but so much of it always is
+    "relief_s": 10.0,  # by which the other site has to be done sooner, for a request to go there against t
     "surge_dwell_s": 8.0,  # between changes of t that the link calls for, and after a fleet has grown
     "dwell_s": 60.0,  # between all others
     "profile_s": 120.0,  # between two looks at the lengths
@@ -119,8 +120,42 @@ class Prfaas:
                 self._rebalance.note(request, view.now_s)
             return self._route_cached(request, view, t)
         if request.input_tokens > t:
-            return send(view, PRFAAS, "longer than t", t, self.regime)
-        return send(view, PD, "not longer than t", t, self.regime)
+            site: Site = self._relieved(PRFAAS, request, view)
+            reason = "longer than t" if site == PRFAAS else "longer than t, but PrfaaS is far behind"
+        else:
+            site = self._relieved(PD, request, view)
+            reason = "not longer than t" if site == PD else "not longer than t, but the local site is far behind"
+        return send(view, site, reason, t, self.regime)
+
+    def _relieved(self, site: Site, request: RequestView, view: SystemView) -> Site:
+        """The site that t says; the other one when it would be done sooner by `relief_s`.
+
+        t balances rates, and knows nothing of queues: what an outage has piled up at one site, while the other was out
+        of reach or its link down, would stay there for as long as t splits the load evenly.
+        """
+        relief_s = self._p["relief_s"]
+        for node in view.prefill(site):
+            if node.queued_s < relief_s:
+                return site
+        other: Site = PD if site == PRFAAS else PRFAAS
+        gain_s = self._done_s(site, request, view) - self._done_s(other, request, view)
+        return other if relief_s < gain_s < _NEVER else site
+
+    def _done_s(self, site: Site, request: RequestView, view: SystemView) -> float:
+        """Until a request's KV would be where it is decoded, s; infinite where nobody prefills. Over the link, what
+        waits at the senders goes first, and its own last piece leaves when its computation is over."""
+        nodes = view.prefill(site)
+        if not nodes:
+            return _NEVER
+        cost = self._cost[site]
+        cached = request.l_pd if site == PD else request.l_prfaas
+        tokens = request.input_tokens - (0 if self._blind else cached)
+        done_s = min([node.queued_s for node in nodes]) + cost(tokens)
+        if site == PRFAAS:
+            link = view.observed.link
+            own_bytes = cost.kv_bytes(tokens) / self._setup.pieces
+            done_s += 8 * (link.unsent_bytes + own_bytes) / max(link.bps, 1.0)
+        return done_s
 
     def _route_cached(self, request: RequestView, view: SystemView, t: float) -> Decision | Reject:
         """The two rules of the paper, then the node that would have it prefilled first."""
@@ -132,6 +167,9 @@ class Prfaas:
         else:
             site = PD
             reason = "uncached part not longer than t"
+        relieved = self._relieved(site, request, view)
+        if relieved != site:
+            site, reason = relieved, f"{reason}, but the other site is far behind"
         nodes, decoders = view.prefill(site), view.decode()
         if not nodes or not decoders:
             return send(view, site, reason, t, self.regime)
