@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,44 +17,24 @@ import pytest
 
 from netem.link import KV_CLASS, expected_goodput_bps
 from netem.topology import WAN_INTERFACES
+from tests.wire import uml
 from tests.wire.test_delay import RATE_BPS, bench, probe, put
-from tests.wire.test_link import ROOM, Bench, child, isolation
+from tests.wire.test_link import Bench, child, isolation
 
-MODULES = "veth sch_htb cls_u32 sch_netem"
-WHY_NOT = None if shutil.which("linux") and shutil.which("modprobe") else "user-mode-linux or kmod is not installed"
-pytestmark = [
-    pytest.mark.wire,
-    pytest.mark.skipif(WHY_NOT is not None or os.geteuid() != 0, reason=WHY_NOT or "needs root"),
-]
+WHY_NOT = uml.why_not()
+pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 RTTS_S = (0.005, 0.030, 0.080)
 LOSS = 0.01
 PACKETS = 5000
 TRAIN = ("--packets", str(PACKETS), "--packets-per-s", "2500")
 
-INIT = """#!/bin/bash
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
-mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs tmp /run
-mount -t tmpfs tmp /lib/modules; mkdir -p /lib/modules/$(uname -r)
-mount --bind /usr/lib/uml/modules/$(uname -r) /lib/modules/$(uname -r)
-for module in {modules}; do modprobe $module; done
-ip link set lo up
-cd {room} && {python} -m tests.wire.test_uml netem >{work}/out 2>{work}/err; echo $? >{work}/rc; sync
-echo 1 >/proc/sys/kernel/sysrq; echo o >/proc/sysrq-trigger; sleep 5
-"""
-
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    work = tmp_path_factory.mktemp("uml")
-    init = work / "init"
-    init.write_text(INIT.format(modules=MODULES, room=ROOM, python=sys.executable, work=work))
-    init.chmod(0o755)
-    machine = ["rootfstype=hostfs", "rootflags=/", "rw", "mem=1G", f"init={init}", "con=null", "con0=null"]
-    subprocess.run(["linux", *machine], stdin=subprocess.DEVNULL, capture_output=True, timeout=400, check=False)
-    assert (work / "rc").read_text().strip() == "0", (work / "err").read_text()
+    printed = uml.run("tests.wire.test_uml", "netem", work=tmp_path_factory.mktemp("uml"))
     return {
-        "netem": json.loads((work / "out").read_text().splitlines()[-1]),
+        "netem": json.loads(printed.splitlines()[-1]),
         "delay line": child("line", isolation(), "tests.wire.test_uml", timeout_s=240),
     }
 
