@@ -1,0 +1,77 @@
+"""Was this machine free enough to measure? A thread that wakes on a grid notes how late it is, and CPU use is read.
+
+What is late by less than the shaper's bucket lasts is made up for; what is late by more is time the machine took away
+from the link, and the share of it (`stolen`) is the error it may have made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TICK_S: Final = 0.004
+_STAT = Path("/proc/stat")
+_IDLE = (3, 4)  # columns of /proc/stat's first line: idle, iowait
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """How late a timer woke its thread (s); `stolen`: share of the time that it was late beyond the bucket's;
+    `cpu_busy`: share of all cores' time, everybody's."""
+
+    late_p50_s: float
+    late_p99_s: float
+    late_max_s: float
+    stolen: float
+    cpu_busy: float
+
+
+def metered(lates_s: Sequence[float], wall_s: float, bucket_s: float, cpu_busy: float) -> Metered:
+    """The figures of what was noted in `wall_s`; bucket_s: how long the shaper's bucket makes up for."""
+    ordered = sorted(lates_s) or [0.0]
+    stolen = sum(late - bucket_s for late in lates_s if late > bucket_s) / wall_s
+    middle, high = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+    return Metered(middle, high, ordered[-1], stolen, cpu_busy)
+
+
+class Meter:
+    """A context; `read` what was seen while it was open."""
+
+    def __init__(self) -> None:
+        self._lates_s: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="netem-meter", daemon=True)
+
+    def __enter__(self) -> Meter:
+        self._from_s, self._cpu = time.monotonic(), _cpu()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._wall_s = time.monotonic() - self._from_s
+        busy, all_ = (now - before for now, before in zip(_cpu(), self._cpu, strict=True))
+        self._busy = busy / max(1, all_)
+
+    def read(self, bucket_s: float) -> Metered:
+        return metered(self._lates_s, self._wall_s, bucket_s, self._busy)
+
+    def _tick(self) -> None:
+        due_s = time.monotonic()
+        while not self._stop.is_set():
+            due_s += TICK_S
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            now_s = time.monotonic()
+            self._lates_s.append(max(0.0, now_s - due_s))
+            due_s = max(due_s, now_s - TICK_S)  # a gap is one lateness, not one for every tick in it
+
+
+def _cpu() -> tuple[int, int]:
+    """(busy, all) in the kernel's ticks, of all cores together."""
+    ticks = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(ticks) - sum(ticks[column] for column in _IDLE), sum(ticks)
