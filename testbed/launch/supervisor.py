@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from testbed.launch.answers import body_of, errors
 from testbed.launch.spec import LaunchSpec, ProcessSpec, signal_number
 from testbed.launch.state import StateDir, TestbedError, tail, write_json
 
@@ -127,9 +128,9 @@ class Supervisor:
             for process in self.spec.processes:
                 if process.stage == stage:
                     self._start(process)
-            await self._until_ready(deadline)
+            await self._until_ready(deadline, self.children)
 
-    def _start(self, process: ProcessSpec) -> None:
+    def _start(self, process: ProcessSpec, *, again: bool = False) -> Child:
         state, argv, fds = self.state, list(process.argv), []
         if process.listens:
             if self.listener is None:
@@ -139,12 +140,13 @@ class Supervisor:
             config = {**process.config, **({"listen_fd": fds[0]} if process.listens else {})}
             write_json(state.config_file(process.name), config)
             argv += ["--config", str(state.config_file(process.name))]
-        with state.log(process.name).open("wb") as output:
+        with state.log(process.name).open("ab" if again else "wb") as output:
             popen = self._popen(process.site, argv, fds, process, output.fileno(), output.fileno())
         child = Child(process, popen, _now())
         self.children[process.name] = child
         self._exits[popen.pid] = lambda status: self._ended(child, status)
         log.info("%s: pid %d in %s", process.name, popen.pid, process.site or "no site")
+        return child
 
     def _popen(
         self, site: str | None, argv: list[str], fds: list[int], process: ProcessSpec | None, out: int, err: int
@@ -175,14 +177,14 @@ class Supervisor:
                 f"({sorted(os.sched_getaffinity(0))}), and a niceness of at least 0 where not root"
             ) from None
 
-    async def _until_ready(self, deadline: float) -> None:
+    async def _until_ready(self, deadline: float, children: Mapping[str, Child]) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            for child in self.children.values():
+            for child in children.values():
                 if child.wait_status is not None:
                     raise TestbedError(f"{child.spec.name} {child.ending()} while starting; {self._log_tail(child)}")
                 child.ready = child.ready or self._says_ready(child)
-            waiting = [child for child in self.children.values() if not child.ready]
+            waiting = [child for child in children.values() if not child.ready]
             if not waiting:
                 return
             if loop.time() >= deadline:
@@ -241,13 +243,14 @@ class Supervisor:
     # -- the control socket
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[_errors])
+        application = web.Application(middlewares=[errors])
         application.add_routes(
             [
                 web.get("/status", self._get_status),
                 web.post("/stop", self._post_stop),
                 web.post("/run", self._post_run),
                 web.post("/signal", self._post_signal),
+                web.post("/restart", self._post_restart),
             ]
         )
         return application
@@ -262,11 +265,36 @@ class Supervisor:
         self._stop.set()
         return web.json_response({"stopping": True})
 
-    async def _post_signal(self, request: web.Request) -> web.Response:
-        body = await _body(request, {"name", "signal"})
-        child = self.children.get(str(body["name"]))
+    def _named(self, name: object) -> Child:
+        child = self.children.get(str(name))
         if child is None:
-            raise TestbedError(f"no process {body['name']!r}; there are: {', '.join(self.children) or 'none'}")
+            raise TestbedError(f"no process {name!r}; there are: {', '.join(self.children) or 'none'}")
+        return child
+
+    async def _post_restart(self, request: web.Request) -> web.Response:
+        """Start a dead process again, as it was started first; answers once it is ready."""
+        body = await body_of(request, {"name"})
+        dead = self._named(body["name"])
+        name = dead.spec.name
+        if self.phase != "ready":
+            raise TestbedError(
+                f"{name}: the testbed is {self.phase}; only that of a testbed that is up can be restarted"
+            )
+        if dead.wait_status is None:
+            raise TestbedError(f"{name} runs; end it first, with a POST of its name and a signal to /signal")
+        if dead.spec.listens:
+            raise TestbedError(
+                f"{name} cannot be restarted: the host's listening socket was closed with it, so that clients are "
+                "refused; take the testbed down and start it again: prfaas down, prfaas up"
+            )
+        self.state.ready_file(name).unlink(missing_ok=True)
+        child = self._start(dead.spec, again=True)
+        await self._until_ready(asyncio.get_running_loop().time() + self.spec.ready_timeout_s, {name: child})
+        return web.json_response(child.to_json())
+
+    async def _post_signal(self, request: web.Request) -> web.Response:
+        body = await body_of(request, {"name", "signal"})
+        child = self._named(body["name"])
         number = signal_number(body["signal"])
         if child.wait_status is not None:
             raise TestbedError(f"{child.spec.name} {child.ending()} at {child.since}; it cannot be signalled")
@@ -274,7 +302,7 @@ class Supervisor:
         return web.json_response({"name": child.spec.name, "pid": child.popen.pid, "signal": _signal_name(number)})
 
     async def _post_run(self, request: web.Request) -> web.Response:
-        body = await _body(request, {"site", "argv", "timeout_s"})
+        body = await body_of(request, {"site", "argv", "timeout_s"})
         argv, timeout_s = body["argv"], body["timeout_s"]
         if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
             raise TestbedError(f"argv {argv!r}: a list of texts, the program first")
@@ -364,27 +392,6 @@ def _placement(process: ProcessSpec | None) -> Callable[[], None] | None:
             os.nice(nice)
 
     return place
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    try:
-        response: web.StreamResponse = await handler(request)
-        return response
-    except web.HTTPException as error:
-        return web.json_response({"error": f"{request.method} {request.path}: {error.reason}"}, status=error.status)
-    except ValueError as error:
-        return web.json_response({"error": str(error)}, status=400)
-
-
-async def _body(request: web.Request, keys: set[str]) -> dict[str, Any]:
-    try:
-        body = await request.json()
-    except ValueError:
-        raise TestbedError(f"{request.path}: the body is not JSON") from None
-    if not isinstance(body, dict) or set(body) != keys:
-        raise TestbedError(f"{request.path}: the body is an object with {', '.join(sorted(keys))}")
-    return body
 
 
 def _signal_name(number: int) -> str:

@@ -32,7 +32,7 @@ config = json.load(open(sys.argv[sys.argv.index("--config") + 1]))
 how = config.get("how")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "stubborn" else lambda *_: sys.exit(0))
 print("stub says", how, flush=True)
-if how == "fail":
+if how == "fail" or (how == "good once" and os.path.exists(config["ready_file"] + ".once")):
     sys.exit(3)
 if how == "orphan":
     parent = os.fork()
@@ -44,6 +44,8 @@ if how == "orphan":
 if how != "never ready":
     with open(config["ready_file"], "w") as file:
         file.write(str(os.getpid()))
+if how == "good once":
+    open(config["ready_file"] + ".once", "w").close()
 if "listen_fd" in config:
     listener = socket.socket(fileno=config["listen_fd"])
     while True:
@@ -255,6 +257,38 @@ def test_a_dead_process_is_told(state: StateDir, make: Callable[..., LaunchSpec]
     until(lambda: told("gateway")["state"] == "dead")
     assert (told("gateway")["signal"], told("gateway")["exit_code"]) == (None, 0)
     assert namespaces.up(make()).dead == ("worker", "gateway")
+
+
+def test_a_dead_process_is_started_again_as_it_was(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
+    namespaces.up(make({}, worker="good", gateway="good"))
+    supervisor, before = client.supervisor(), told("worker")
+    with pytest.raises(TestbedError, match="worker runs; end it first"):
+        supervisor.post("/restart", {"name": "worker"})
+    os.kill(before["host_pid"], signal.SIGKILL)
+    until(lambda: told("worker")["state"] == "dead")
+    again = supervisor.post("/restart", {"name": "worker"})
+    assert (again["state"], again["ready"], again["site"]) == ("running", True, before["site"])
+    assert again["pid"] != before["pid"]
+    assert state.log("worker").read_text() == "stub says good\n" * 2
+    with pytest.raises(TestbedError, match="no process 'nobody'; there are: worker, gateway"):
+        supervisor.post("/restart", {"name": "nobody"})
+
+
+def test_one_that_does_not_start_again_is_told(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
+    namespaces.up(make(worker="good once", gateway="good"))
+    os.kill(told("worker")["host_pid"], signal.SIGKILL)
+    for _ in range(2):  # and it may be tried again
+        until(lambda: told("worker")["state"] == "dead")
+        with pytest.raises(TestbedError, match=r"worker ended with exit code 3 while starting; .*worker\.log:"):
+            client.supervisor().post("/restart", {"name": "worker"})
+
+
+def test_a_gateway_is_not_restarted_since_its_port_is_closed(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
+    namespaces.up(make())
+    os.kill(told("gateway")["host_pid"], signal.SIGKILL)
+    until(lambda: told("gateway")["state"] == "dead")
+    with pytest.raises(TestbedError, match=r"gateway cannot be restarted: .*prfaas down, prfaas up"):
+        client.supervisor().post("/restart", {"name": "gateway"})
 
 
 def test_without_its_gateway_the_port_refuses(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
