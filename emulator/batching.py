@@ -134,7 +134,7 @@ class BatchedDecodeInstance(DecodeInstance):
             self._schedule(transfer)
         self._joining.clear()
         self._change_s = None
-        self._timing = Slowed(self._own_timing, self._slowdown) if self._slowdown != 1.0 else self._own_timing
+        self._timing = Slowed(self._own_timing, self.slowdown) if self.slowdown != 1.0 else self._own_timing
         freed_s = at_s + self._timing.step_s(self._batch, self._kv_tokens)
         out += [(CONTROL, Finished(*t.key, at_s, freed_s, t.offer.output_tokens)) for t in finished]
 

@@ -81,7 +81,7 @@ class DecodeInstance:
         self.landing_bytes = landing_bytes
         self.landing_used = 0
         self._held_bytes = 0  # of the landing room, by a fault
-        self._slowdown = 1.0
+        self.slowdown = 1.0
         self._interval = stream_interval
         self._next_token = token_base
         self._free_slots = slots
@@ -197,7 +197,7 @@ class DecodeInstance:
             self._free_slots -= 1
             self.landing_used -= transfer.kv_bytes
             transfer.admitted_s = now_s
-            transfer.step_s = self._slowdown * self.step_s
+            transfer.step_s = self.slowdown * self.step_s
             self._decoding[key] = transfer
             admitted = True
             out.append((CONTROL, Admitted(key[0], key[1], transfer.landed_s, now_s)))
@@ -290,7 +290,7 @@ class DecodeInstance:
                 return
 
     def _on_hinder(self, now_s: float, fault: Hinder, out: list[Out]) -> None:
-        self._slowdown = fault.slowdown
+        self.slowdown = fault.slowdown
         self.landing_used += fault.held_bytes - self._held_bytes
         self._held_bytes = fault.held_bytes
         self._grant(out)

@@ -109,7 +109,7 @@ class PrefillInstance:
         self.queued_tokens = 0
         self.pool = pool
         self._s_kv, self._t_prefill = timing.s_kv, timing.t_prefill
-        self._slowdown = 1.0
+        self.slowdown = 1.0
         self._cache = PrefixCache(name, pool, token_base) if pool is not None else None
         self._queue: deque[_Prefill] = deque()
         self._running: _Prefill | None = None
@@ -179,7 +179,7 @@ class PrefillInstance:
             self._queue.remove(job)
         self.queued_tokens -= job.tokens
         job.start_s = now_s
-        job.end_s = now_s + self._slowdown * self._t_prefill(job.order.input_tokens - job.cached_tokens)
+        job.end_s = now_s + self.slowdown * self._t_prefill(job.order.input_tokens - job.cached_tokens)
         self.outbox_used += job.kv_bytes
         self._unsent[job.request_id, job.attempt] = job
         self._running = job
@@ -296,7 +296,7 @@ class PrefillInstance:
         self._start_next(now_s, out)
 
     def _on_hinder(self, now_s: float, fault: Hinder, out: list[Out]) -> None:
-        self._slowdown = fault.slowdown
+        self.slowdown = fault.slowdown
 
     def _drop(self, key: Key, out: list[Out]) -> None:
         job = self._forget(key)

@@ -310,7 +310,7 @@ class Telemetry(Message, frozen=True, gc=False):
     """A node's own account of itself at t_s. Counters are cumulative since the node's epoch.
 
     kv_landed_bytes: verified KV by the prefill node it came from, model bytes; wire_landed_bytes: the same as bytes
-    on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds.
+    on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds. slowdown: of a Hinder.
     """
 
     node: str
@@ -328,6 +328,7 @@ class Telemetry(Message, frozen=True, gc=False):
     late_p99_s: float
     late_max_s: float
     paths: tuple[PathSample, ...] = ()
+    slowdown: float = 1.0
 
 
 # control connection only

@@ -368,6 +368,7 @@ class Worker:
                 late_p99_s=self.lateness.p99_s(),
                 late_max_s=self.lateness.max_s,
                 paths=tuple(self._in_model_units(path) for path in self.sender.paths()),
+                slowdown=machine.slowdown,
             )
         )
         self._telemetry = self._loop.call_later(self.config.telemetry_s / self.clock.scale, self._report)

@@ -28,7 +28,7 @@ from aiohttp import web
 
 from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Lateness
-from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Ready
+from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Hinder, Ready
 from emulator.profile import ProfileError
 from testbed.assemble import control_rules, cost_functions, lengths_of_workload, lengths_to_json, max_input_tokens
 from testbed.bodies import lead_of, parameters_of, policy_of
@@ -171,7 +171,7 @@ class Gateway:
             self._open.clear()  # whoever comes now is served by the next session
             try:
                 await asyncio.sleep(1.5 * self.scenario.telemetry_s / session.clock.scale)
-                totals = self._totals(session)
+                totals = {**self._totals(session), "accounts": _accounts(session)}
                 await self._begin_adhoc()
                 totals["changes"] = session.changes()  # those of all that is in its log
             finally:
@@ -290,6 +290,7 @@ class Gateway:
                 web.get("/metrics", self._metrics),
                 web.get("/prfaas/status", self._status),
                 web.post("/prfaas/policy", self._set_policy),
+                web.post("/prfaas/nodes/{name}/hinder", self._hinder),
                 web.post("/prfaas/loads", self._begin_load),
                 web.get("/prfaas/loads/{id}", self._load),
                 web.post("/prfaas/loads/{id}/end", self._end_load),
@@ -472,13 +473,34 @@ class Gateway:
         return session
 
     async def _load(self, request: web.Request) -> web.Response:
-        return json_response(self._totals(self._the_load(request)))
+        session = self._the_load(request)
+        return json_response({**self._totals(session), "accounts": _accounts(session)})
+
+    async def _hinder(self, request: web.Request) -> web.Response:
+        """A fault for a worker, or its healing (`emulator.messages.Hinder`)."""
+        name = request.match_info["name"]
+        body = await json_object(request, {"slowdown", "held_bytes"})
+        for field in ("slowdown", "held_bytes"):
+            check_finite(body.get(field), field)
+        slowdown, held_bytes = body.get("slowdown", 1.0), body.get("held_bytes", 0)
+        if slowdown < 1 or held_bytes < 0 or held_bytes != int(held_bytes):
+            raise ApiError(400, "slowdown: at least 1; held_bytes: a whole number, at least 0", "slowdown")
+        if name not in self.links:
+            raise ApiError(404, f"no node {name!r}; there are {', '.join(self.links)}", code="not_found")
+        if not self.links[name].send(Hinder(float(slowdown), int(held_bytes))):
+            raise ApiError(409, f"no connection to {name}", code="unreachable")
+        return json_response({"node": name, "slowdown": slowdown, "held_bytes": held_bytes})
 
     async def _end_load(self, request: web.Request) -> web.Response:
         """Wait for the load's last request and for the workers' last account of themselves; then its totals."""
         session = self._the_load(request)
         await session.idle.wait()
         return json_response(await _to_the_end(self.end(session)))
+
+
+def _accounts(session: Session) -> dict[str, Any]:
+    """What each worker said of itself last."""
+    return {node: msgspec.to_builtins(told) for node, told in session.telemetry.items()}
 
 
 async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:

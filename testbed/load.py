@@ -16,12 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import pandas as pd
 import psutil
 
 from netem.link import DIRECTIONS
@@ -94,11 +95,28 @@ class Testbed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load came to. folder: the results."""
+    """What a load came to. folder: the results. requests: the request table. totals: the gateway's at the end."""
 
     folder: Path
     summary: dict[str, Any]
     exit_code: int
+    requests: pd.DataFrame
+    totals: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What an experiment does to a load (`testbed.chaos.wire`).
+
+    around(load): a context, entered before t = 0 and left when the replay has ended, before the load is. trace: what is
+    offered, at which mean rate, instead of the scenario's workload. leaves: (model second, fraction of the clients that
+    close their connection). excused: workers that are late on purpose.
+    """
+
+    around: Callable[[dict[str, Any]], contextlib.AbstractContextManager[Any]]
+    trace: tuple[Trace, float]
+    leaves: Sequence[tuple[float, float]]
+    excused: frozenset[str]
 
 
 class CpuWatch:
@@ -132,6 +150,7 @@ def run_load(
     workers: int = 1,
     on_progress: Progress = lambda progress: None,
     on_start: Callable[[Trace, float, float], None] = lambda trace, rate, expected_s: None,
+    disturbance: Disturbance | None = None,
 ) -> Outcome:
     """Offer `scenario`'s workload to the testbed and write `out/`. scenario: one deployment, the one that is up.
 
@@ -141,7 +160,7 @@ def run_load(
     """
     check_link(scenario)
     deployment = scenario.deployments[0]
-    trace, rate_rps = build_workload(scenario, deployment)
+    trace, rate_rps = build_workload(scenario, deployment) if disturbance is None else disturbance.trace
     expected = closed_form(scenario, deployment, trace, rate_rps)
     lead_s = LEAD_S + (LEAD_WORKER_S if workers > 1 else 0.0)
     body = {
@@ -163,12 +182,16 @@ def run_load(
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
         broken = []
         with _terminable(), LinkSteps(scenario, testbed.state, load["t0_ns"]) as link_steps:
-            replay = _replay(testbed, scenario, load, work, workers, on_progress)
+            with contextlib.nullcontext() if disturbance is None else disturbance.around(load):
+                leaves = () if disturbance is None else disturbance.leaves
+                replay = _replay(testbed, scenario, load, work, workers, on_progress, leaves)
             try:
                 totals = testbed.call("POST", f"/prfaas/loads/{load['id']}/end", timeout_s=END_S)
             except TestbedError as error:
                 totals = {**load, **LOST_TOTALS}
                 broken.append(f"{GATEWAY_LOST}: {error}")
+        if disturbance is not None:
+            totals |= _without(disturbance.excused, totals.get("accounts", {}))
         faults = [*replay.faults, *link_steps.faults]
         end_ns = time.monotonic_ns()
         try:
@@ -236,7 +259,14 @@ def run_load(
         **figures,
     }
     write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state))
-    return Outcome(out, summary, INCONCLUSIVE if replay.interrupted else EXIT_CODES[summary["verdict"]["status"]])
+    exit_code = INCONCLUSIVE if replay.interrupted else EXIT_CODES[summary["verdict"]["status"]]
+    return Outcome(out, summary, exit_code, requests, totals)
+
+
+def _without(excused: frozenset[str], accounts: dict[str, Any]) -> dict[str, float]:
+    """How late the workers' timers were, but for those that are excused; wall seconds."""
+    told = [account for node, account in accounts.items() if node not in excused]
+    return {key: max((account[key] for account in told), default=0.0) for key in ("late_p99_s", "late_max_s")}
 
 
 def _knows_future(policy: str) -> bool:
@@ -258,7 +288,13 @@ class _Replay:
 
 
 def _replay(
-    testbed: Testbed, scenario: Scenario, load: dict[str, Any], work: Path, workers: int, on_progress: Progress
+    testbed: Testbed,
+    scenario: Scenario,
+    load: dict[str, Any],
+    work: Path,
+    workers: int,
+    on_progress: Progress,
+    leaves: Sequence[tuple[float, float]],
 ) -> _Replay:
     """Let Locust replay work/trace.jsonl; its rows are then work/client.csv, also when Ctrl-C or SIGTERM ends it."""
     rows, progress, log_path = work / "client.csv", work / "progress.json", work / "locust.log"
@@ -271,6 +307,9 @@ def _replay(
     ]  # fmt: skip
     if workers > 1:
         command += ["--processes", str(workers)]
+    if leaves:
+        command += ["--leave-seed", str(scenario.seed)]
+        command += [f"--leave={at_s!r}:{fraction!r}" for at_s, fraction in leaves]
     interrupted = False
     with CpuWatch() as cpu, log_path.open("wb") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

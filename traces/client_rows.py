@@ -19,6 +19,9 @@ from traces.request import TraceError
 PASS, FAILED, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
 """The exit codes of docs/contracts.md."""
 
+LEFT = "left"
+"""The error of a request whose client left because the replay was told so (``--leave``)."""
+
 
 @dataclass(slots=True)
 class ClientRow:

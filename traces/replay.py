@@ -130,6 +130,8 @@ class Coordinator:
             self.options.id_prefix,
             len(self.requests),
             str(self.rows),
+            tuple(self.options.leave),
+            self.options.leave_seed,
         )
         shards = self.replay.hand_out(plan, self.requests)
         faults = self._follow(plan, shards)
@@ -318,7 +320,7 @@ class Replay:
             self.runner.send_message("prfaas_stop")
 
     def _take_shard(self, environment: Environment, msg: Any) -> None:
-        plan = Plan(**{**msg.data["plan"], "host": tuple(msg.data["plan"]["host"])})
+        plan = Plan(**{**msg.data["plan"], "host": tuple(msg.data["plan"]["host"])})  # its lists serve as well
         requests = trace_requests(self.options.trace)
         self.shard = Shard(environment, plan, requests, msg.data["shard"], msg.data["of"])
 
@@ -367,6 +369,14 @@ def _positive(text: str) -> float:
     return value
 
 
+def _leave(text: str) -> tuple[float, float]:
+    at_s, _, fraction = text.partition(":")
+    value = float(at_s), float(fraction)
+    if not (math.isfinite(value[0]) and value[0] >= 0 and 0 < value[1] <= 1):
+        raise argparse.ArgumentTypeError(f"{text}: must be AT_S:FRACTION, seconds >= 0 and a fraction above 0, up to 1")
+    return value
+
+
 def _id_prefix(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", text):
         raise argparse.ArgumentTypeError(f"{text!r}: must be at most 64 of A-Z a-z 0-9 . _ -")
@@ -397,6 +407,14 @@ def _options(parser: Any) -> None:
         "--timeout-s": {"type": _positive, "default": 600.0, "help": "wall seconds granted from a request's due time"},
         "--late-bound-ms": {"type": _positive, "default": 20.0, "help": "bound on p99 of t_send - t_sched, wall ms"},
         "--model": {"default": "prfaas", "help": "the requests' model"},
+        "--leave": {
+            "type": _leave,
+            "action": "append",
+            "default": [],
+            "metavar": "AT_S:FRACTION",
+            "help": "this fraction of the clients in flight leaves at this model second; repeatable",
+        },
+        "--leave-seed": {"type": int, "default": 0, "help": "who leaves, is drawn from it"},
         "--id-prefix": {"type": _id_prefix, "default": "r", "help": "request ids are PREFIX and the row's index"},
     }
     for flag, keywords in options.items():

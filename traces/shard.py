@@ -7,7 +7,9 @@ Files, not messages: neither Ctrl-C nor a lost message loses rows, a killed proc
 from __future__ import annotations
 
 import logging
+import math
 import os
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ import gevent.pool
 import orjson
 from locust.env import Environment
 
-from traces.client_rows import COLUMNS, ClientRow, busiest
+from traces.client_rows import COLUMNS, LEFT, ClientRow, busiest
 from traces.request import Request
 from traces.sse import Address, exchange, request_bytes
 
@@ -39,6 +41,7 @@ class Plan:
 
     host: the server. t0_ns: CLOCK_MONOTONIC ns of model time 0. time_scale: model seconds a wall second.
     timeout_s: wall seconds from t_sched on. total: rows of the trace. rows: absolute path of the final CSV.
+    leaves: when some clients leave, (model second, the fraction of those in flight); who, is drawn from leave_seed.
     """
 
     host: Address
@@ -49,6 +52,8 @@ class Plan:
     id_prefix: str
     total: int
     rows: str
+    leaves: tuple[tuple[float, float], ...] = ()
+    leave_seed: int = 0
 
     def part(self, shard: int) -> Path:
         """Where shard writes its rows."""
@@ -91,6 +96,8 @@ class Shard:
         self.requests = requests
         self.fault = "" if len(requests) == plan.total else f"worker {shard} has {len(requests)} of {plan.total} rows"
         self.in_flight: dict[int, ClientRow] = {}
+        self.exchanges: dict[int, gevent.Greenlet] = {}
+        self.left: set[int] = set()
         self.sent = self.done = self.failed = 0
         self.finished = False
         self.cpu: list[tuple[int, float]] = []
@@ -100,6 +107,7 @@ class Shard:
         self.group = gevent.pool.Group()
         self.ticker = gevent.spawn(self._tick)
         self.scheduler = gevent.spawn(self._run)
+        self.leavers = [gevent.spawn(self._leave, *leave) for leave in plan.leaves]
 
     def stop(self) -> None:
         """End now: what is in flight becomes a row with error ``interrupted``. Does nothing after the end."""
@@ -120,7 +128,7 @@ class Shard:
                 gevent.sleep(wait_ns / 1e9)
             self.in_flight[index] = row
             self.sent += 1
-            self.group.spawn(self._one, row, message)
+            self.exchanges[index] = self.group.spawn(self._one, row, message)
         self.group.join()
         self._finish()
 
@@ -129,7 +137,7 @@ class Shard:
         try:
             exchange(row, message, self.plan.host, max(left_s, 1e-3))
         except gevent.GreenletExit:
-            row.error = "interrupted"
+            row.error = LEFT if row.index in self.left else "interrupted"
         except Exception:
             logger.exception("request %s", row.request_id)
             row.error = "client_error"
@@ -139,6 +147,7 @@ class Shard:
         row.t_done_ns = row.t_done_ns or time.monotonic_ns()
         self.part.write(row.csv_line())
         del self.in_flight[row.index]
+        self.exchanges.pop(row.index, None)
         self.done += 1
         self.failed += bool(row.error)
         figures = {"e2e": row.e2e_s} if row.error else {"ttft": row.ttft_s, "tpot": row.tpot_s, "e2e": row.e2e_s}
@@ -152,6 +161,17 @@ class Shard:
                     exception=RequestFailed(row.error) if row.error else None,
                     context={},
                 )
+
+    def _leave(self, at_s: float, fraction: float) -> None:
+        """Some of the clients close their connections, at a model second."""
+        due_ns = self.plan.t0_ns + round(at_s / self.plan.time_scale * 1e9)
+        while (wait_ns := due_ns - time.monotonic_ns()) > 0:
+            gevent.sleep(wait_ns / 1e9)
+        there = sorted(self.exchanges)
+        chance = random.Random(f"{self.plan.leave_seed} {at_s} {self.shard}")
+        for index in chance.sample(there, math.ceil(fraction * len(there))):
+            self.left.add(index)
+            self.exchanges[index].kill(block=False)
 
     def _tick(self) -> None:
         while True:
@@ -177,9 +197,10 @@ class Shard:
         )
 
     def _finish(self) -> None:
+        gevent.killall(self.leavers)
         self.group.kill(timeout=KILL_S)
         for row in list(self.in_flight.values()):
-            row.error = "interrupted"
+            row.error = LEFT if row.index in self.left else "interrupted"
             self._record(row)
         self.ticker.kill()
         self.finished = True

@@ -51,6 +51,8 @@ class Journal:
         self.deeds: list[Deed] = []
         self.rollback: list[Check] = []
         self.verdict: dict[str, Any] = {"status": "inconclusive", "reasons": ["it was not judged"]}
+        self.interrupted = False
+        self.unsound: list[str] = []  # why the run is no measurement
         self.windows: dict[str, Any] = {}
         self.recovered_s: float | None = None
 
@@ -66,10 +68,13 @@ class Journal:
         """Take over what `judge.judge` answered."""
         self.windows, self.recovered_s = judgement["windows"], judgement["recovered_s"]
         self.verdict = judgement["verdict"]
+        if self.unsound:
+            self.verdict = {"status": "invalid", "reasons": [*self.unsound, *self.verdict["reasons"]]}
 
-    def ended(self, status: str, *reasons: str) -> None:
-        """Another verdict than the hypothesis's: invalid, or inconclusive."""
-        self.verdict = {"status": status, "reasons": [*reasons, *self.verdict["reasons"]]}
+    def cut_short(self, why: str) -> None:
+        """There is nothing to judge."""
+        self.interrupted = True
+        self.verdict = {"status": "inconclusive", "reasons": [why, *self.unsound]}
 
     @property
     def left_behind(self) -> list[str]:

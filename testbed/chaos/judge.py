@@ -14,12 +14,10 @@ import pandas as pd
 from testbed.chaos.experiment import Bounds, Experiment
 from testbed.report.window import TPOT_TOLERANCE, completed
 from testbed.scenario import Scenario, Slo
+from traces.client_rows import LEFT
 
 LEAST: Final = 30
 """Requests in a window, for its shares and percentiles to say something."""
-
-LEFT: Final = "left"
-"""The client error of a client that left because the experiment said so."""
 
 AT_LEAST: Final = ("goodput",)
 

@@ -15,6 +15,7 @@ from testbed.chaos.experiment import Experiment
 from testbed.chaos.journal import Journal
 from testbed.chaos.judge import judge
 from testbed.chaos.virtual import refuse_future, run
+from testbed.fleet import check_link
 
 Say = Callable[[str], None]
 
@@ -41,6 +42,54 @@ def run_virtual(
                 (place / "scenario.yaml").write_text(scenario.only(None, policy).to_yaml())
                 table.to_csv(place / "requests.csv", index=False, float_format="%.9f")
             journals.append(journal)
+    return journals
+
+
+def run_wire(
+    experiments: Sequence[Experiment],
+    policies: Sequence[str],
+    *,
+    seed: int | None,
+    folder: Path,
+    port: int,
+    say: Say,
+) -> list[Journal]:
+    """Every experiment under every policy on the wire, a testbed for all that fit the same one.
+
+    Interrupted, what was done until then, its rollback included. Raises as `run_virtual`, and TestbedError.
+    """
+    from testbed.chaos import wire
+    from testbed.cli.shared import wire as testbed_of
+
+    made = check(experiments, policies, "wire", seed)
+    for _, scenario in made:
+        check_link(scenario)
+    journals: list[Journal] = []
+    groups: dict[str, list[tuple[Experiment, Any]]] = {}
+    for experiment, scenario in made:
+        groups.setdefault(scenario.fingerprint(testbed_only=True), []).append((experiment, scenario))
+    for group in groups.values():
+        with testbed_of(group[0][1], port, keep=False) as testbed:
+            for experiment, scenario in group:
+                for policy in policies:
+                    say(f"{experiment.name}: {policy} ...")
+                    journal = Journal(experiment, "wire", policy, scenario.seed)
+                    journals.append(journal)
+                    place = folder / experiment.name / policy.replace(":", ".")
+                    place.mkdir(parents=True)
+                    try:
+                        requests = wire.run(testbed, experiment, scenario, policy, journal, place)
+                        if requests is None:
+                            journal.cut_short("interrupted")
+                        else:
+                            journal.judged(judge(experiment, scenario, requests))
+                    except KeyboardInterrupt:
+                        journal.cut_short("interrupted")
+                    finally:
+                        journal.write(place)
+                    say(f"{experiment.name}: {policy}: {journal.verdict['status']}")
+                    if journal.interrupted:
+                        return journals
     return journals
 
 

@@ -39,7 +39,7 @@ def chaos(
 ) -> None:
     """Let faults happen, and judge what the system has to hold before, during and after them."""
     from testbed.chaos import experiment as experiments
-    from testbed.chaos.suite import run_virtual, summary
+    from testbed.chaos.suite import run_virtual, run_wire, summary
     from testbed.show_chaos import listed, show_list, show_runs
 
     if list_them:
@@ -56,7 +56,10 @@ def chaos(
     folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-chaos"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise typer.BadParameter(f"--out {folder}: is there already; name another, nothing is overwritten")
-    journals = run_virtual(chosen, policies, seed=seed, folder=folder, say=say)
+    if clock == "virtual":
+        journals = run_virtual(chosen, policies, seed=seed, folder=folder, say=say)
+    else:
+        journals = run_wire(chosen, policies, seed=seed, folder=folder, port=port, say=say)
     result = summary(journals, policies)
     if json:
         print_json({**result, "results": str(folder)})
