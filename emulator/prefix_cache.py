@@ -9,6 +9,7 @@ A fetch moves a cached prefix from its holder H to a requester R, whose prefill 
     R -- FetchDone --> H    landed or given up: H unpins, and stops what it may still be sending
 
 It is reserve, then send, as between prefill and decode; but nobody waits for room: what does not fit now is computed.
+Control may order a fetch (`Bring`) that no prefill waits for; it goes the same way, and its end is told (`Brought`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from emulator.messages import (
     CONTROL,
     WIRE,
     AnyMessage,
+    Bring,
+    Brought,
     CacheChanged,
     Convert,
     Damaged,
@@ -44,13 +47,16 @@ Handler = Callable[[float, Any, list[Out]], None]
 
 
 class _Fetch(msgspec.Struct, gc=False, eq=False):
-    """A prefix that comes from `node`. blocks: asked for, then offered. token: the grant's."""
+    """A prefix that comes from `node`. blocks: asked for, then offered. ordered: by control, for no prefill. token: the
+    grant's, of a transfer of kv_bytes."""
 
     key: Key
     node: str
     ids: Ids
     blocks: int
+    ordered: bool = False
     token: int | None = None
+    kv_bytes: int = 0
 
 
 class _Loan(msgspec.Struct, gc=False, eq=False):
@@ -76,7 +82,9 @@ class PrefixCache:
         self._fetches: dict[Key, _Fetch] = {}
         self._coming: dict[int, _Fetch] = {}  # granted, by token
         self._loans: dict[Key, _Loan] = {}
+        self._fetched: dict[Key, int] = {}  # what has come for prefills that have not ended
         self.handlers: dict[type[AnyMessage], Handler] = {
+            Bring: self._on_bring,
             Fetch: self._on_fetch,
             FetchOffer: self._on_offer,
             FetchMiss: self._on_miss,
@@ -103,6 +111,18 @@ class PrefixCache:
         """Whether a fetch for this prefill is under way."""
         return key in self._fetches
 
+    def fetched(self, key: Key) -> int:
+        """Model bytes that have come for this prefill, which has ended."""
+        return self._fetched.pop(key, 0)
+
+    def _on_bring(self, now_s: float, order: Bring, out: list[Out]) -> None:
+        key, ids = (order.request_id, order.attempt), order.block_ids
+        if self.pool.match(ids) >= len(ids):
+            out.append((CONTROL, Brought(*key, 0)))
+            return
+        self._fetches[key] = _Fetch(key, order.node, ids, len(ids), ordered=True)
+        out.append((order.node, Fetch(*key, self._name, ids, len(ids))))
+
     def _on_offer(self, now_s: float, offer: FetchOffer, out: list[Out]) -> None:
         fetch = self._fetches.get((offer.request_id, offer.attempt))
         if fetch is None:
@@ -116,7 +136,7 @@ class PrefixCache:
             return
         self.tell(room, out)
         self._next_token = token + 1
-        fetch.blocks, fetch.token = offer.blocks, token
+        fetch.blocks, fetch.token, fetch.kv_bytes = offer.blocks, token, offer.kv_bytes
         self._coming[token] = fetch
         out.append((WIRE, Expect(token, offer.kv_bytes, fetch.node)))
         out.append((fetch.node, FetchGrant(*fetch.key, token)))
@@ -134,6 +154,10 @@ class PrefixCache:
         self.pool.free(landed.token)
         self.tell(self.pool.install(fetch.ids, fetch.blocks), out)
         out.append((fetch.node, FetchDone(*fetch.key)))
+        if fetch.ordered:
+            out.append((CONTROL, Brought(*fetch.key, fetch.kv_bytes)))
+        else:
+            self._fetched[fetch.key] = fetch.kv_bytes
 
     def _on_damaged(self, now_s: float, damaged: Damaged, out: list[Out]) -> None:
         fetch = self._coming.get(damaged.token)
@@ -151,6 +175,8 @@ class PrefixCache:
             del self._coming[fetch.token]
             self.pool.free(fetch.token)
             out.append((WIRE, Unexpect(fetch.token)))
+        if fetch.ordered:
+            out.append((CONTROL, Brought(*fetch.key, 0)))
 
     # the holder
     def _on_fetch(self, now_s: float, fetch: Fetch, out: list[Out]) -> None:
@@ -196,6 +222,7 @@ class PrefixCache:
         fetch = self._fetches.get(key)
         if fetch is not None:
             self._give_up(fetch, out)
+        self._fetched.pop(key, None)
         self._unpin(key, out)
 
     def peer_lost(self, node: str, out: list[Out]) -> None:

@@ -40,6 +40,10 @@ class Directory:
         for block in self._held.pop(node, ()):
             self._drop(node, block)
 
+    def holders(self, block: int) -> Sequence[str]:
+        """The nodes that hold the prefix which ends with this block."""
+        return self._holders.get(block, ())
+
     def hits(self, ids: Sequence[int]) -> Mapping[str, int]:
         """The longest prefix that each node holds of a prompt of these blocks, tokens; nodes without one are absent."""
         holders = self._holders

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pandas as pd
 
 from emulator.profile import Profile, ProfileError
-from testbed.report.rows import PARTS, SCHEDULER_EVENTS, WORDS
+from testbed.report.rows import PARTS, SCHEDULER_STATES, WORDS
 from testbed.runs import RunError, find_run, read_scenario, read_summary
 from testbed.scenario import ScenarioError
 
@@ -36,7 +36,7 @@ STAMPS: Final = (
 """The stamps of a request's life in their order, and what each says."""
 
 TEXTS: Final = ("request_id", *WORDS, "client_error")
-EVENTS: Final = (*SCHEDULER_EVENTS, "link")
+EVENTS: Final = (*SCHEDULER_STATES, "link")
 _COLUMNS: Final = ("t_s", "direction", "event", "node", "before", "after", "trigger")
 
 

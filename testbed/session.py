@@ -272,15 +272,16 @@ class Session:
         return [msgspec.to_builtins(change) for change in self.control.changes]
 
     def totals(self) -> dict[str, Any]:
-        """What came of the session so far. Bytes by the site they came from: kv model bytes, wire bytes on the wire."""
+        """What came of the session so far. Bytes that crossed to the other site, by the one they came from: kv model
+        bytes, wire bytes on the wire."""
         kv: Counter[str] = Counter()
         wire: Counter[str] = Counter()
         nodes = self.control.view.nodes
-        for told in self.telemetry.values():
-            for sender, count in told.kv_landed_bytes.items():
-                kv[nodes[sender].site] += count
-            for sender, count in told.wire_landed_bytes.items():
-                wire[nodes[sender].site] += count
+        for receiver, told in self.telemetry.items():
+            for landed, total in ((told.kv_landed_bytes, kv), (told.wire_landed_bytes, wire)):
+                for sender, count in landed.items():
+                    if nodes[sender].site != nodes[receiver].site:
+                        total[nodes[sender].site] += count
         return {
             "id": self.id,
             "t0_ns": self.clock.t0_ns,

@@ -1,7 +1,7 @@
 """What control is told and what it answers: events, commands, a request's record, a change of the scheduler's.
 
-Workers' own messages (`Prefilled`, `Admitted`, `Finished`, `AttemptFailed`, `CacheChanged`, `Telemetry`) are events
-too.
+Workers' own messages (`Prefilled`, `Admitted`, `Finished`, `AttemptFailed`, `CacheChanged`, `Brought`, `Telemetry`)
+are events too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 from emulator.messages import (
     Admitted,
     AttemptFailed,
+    Bring,
+    Brought,
     CacheChanged,
     Cancel,
     Convert,
@@ -82,6 +84,7 @@ Event = (
     | Finished
     | AttemptFailed
     | CacheChanged
+    | Brought
     | Telemetry
 )
 
@@ -90,7 +93,9 @@ class Change(msgspec.Struct, frozen=True):
     """A change of the scheduler's, for the timeline. t_s: model seconds.
 
     kind: threshold (tokens), regime (scarce, abundant), role (of `node`), joined (the node serves its new role), node
-    (up, silent, lost), policy. trigger: what brought it about.
+    (up, silent, lost), policy, replicate (to `node`, from the node in `before`, a prefix of so many tokens), replicated
+    (bytes that came of it), recall (the request in `before` is taken from `node`), policy_error (an action that could
+    not be done; the same one is written down once). trigger: what brought it about.
     """
 
     t_s: float
@@ -114,6 +119,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
     output_tokens_asked: int
     arrive_s: float
     cached_tokens: int = 0
+    fetched_bytes: int = 0  # KV that came from `cache_node` for its prefill
     output_tokens: int = 0
     attempts: int = 0
     kv_bytes: int = 0
@@ -135,6 +141,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
     l_pd: int = 0  # cached at either site when it was routed, as the directory had it
     l_prfaas: int = 0
     cache_node: str = ""  # where its cached prefix was to come from, when not from its prefill node
+    cache_site: str = ""
     regime: str = ""
     block_ids: tuple[int, ...] = ()
     prefill_tokens: int = 0  # to compute, as its prefill node is charged with
@@ -168,7 +175,7 @@ class Failed(msgspec.Struct, frozen=True):
     retry_after_s: float | None = None
 
 
-Command = tuple[str, Prefill | Cancel | Convert | Completed | Failed]
+Command = tuple[str, Prefill | Bring | Cancel | Convert | Completed | Failed]
 
 
 @dataclass(frozen=True, slots=True)

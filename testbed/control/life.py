@@ -18,6 +18,7 @@ from emulator.kvcache import aligned
 from emulator.messages import (
     Admitted,
     AttemptFailed,
+    Brought,
     CacheChanged,
     Cancel,
     Convert,
@@ -26,6 +27,8 @@ from emulator.messages import (
     Prefilled,
     Telemetry,
 )
+from testbed.control import judge
+from testbed.control.copies import Copies
 from testbed.control.events import (
     CLIENT,
     Arrive,
@@ -47,11 +50,14 @@ from testbed.scheduler.api import (
     NO_HITS,
     PRFAAS,
     Action,
+    Away,
     Decision,
     NodeView,
     Note,
     Policy,
+    Recall,
     Reject,
+    Replicate,
     RequestView,
     SetRole,
     Site,
@@ -100,6 +106,8 @@ class Control:
         self.view = SystemView(nodes, link_nominal_bps, self.observed)
         self.rules = rules
         self.fleet = Nodes(self.view, rules)
+        self.copies = Copies(self.fleet)
+        self.view.away = self._away
         self.live: dict[str, Record] = {}
         self.policy = self._before = policy
         self.policy_errors: dict[str, int] = {}
@@ -126,6 +134,7 @@ class Control:
             Finished: self._on_finished,
             AttemptFailed: self._on_attempt_failed,
             CacheChanged: self._on_cache_changed,
+            Brought: self._on_brought,
             Telemetry: self._on_telemetry,
         }
 
@@ -192,7 +201,9 @@ class Control:
             else:
                 record.l_pd = max(record.l_pd, tokens)
         if hits or record.view.hits:
-            record.view = record.view._replace(l_pd=record.l_pd, l_prfaas=record.l_prfaas, hits=hits)
+            record.view = record.view._replace(
+                l_pd=record.l_pd, l_prfaas=record.l_prfaas, hits=hits, block_ids=record.block_ids
+            )
 
     def _route(self, now_s: float, record: Record, out: list[Command]) -> None:
         record.attempts += 1
@@ -214,6 +225,7 @@ class Control:
         record.threshold_tokens = math.nan if threshold is None else float(threshold)
         record.prefill_node, record.decode_node, record.prefill_site = prefill_node, decode_node, prefill.site
         record.cache_node = cache_node
+        record.cache_site = self._nodes[cache_node].site if cache_node else ""
         record.placed, record.prefilled = True, False
         tokens = record.prefill_tokens = record.input_tokens - cached
         record.prefill_queue_s = prefill.queued_s
@@ -238,57 +250,17 @@ class Control:
         """The policy's decision; the fallback's when it raises, is too slow or names a node that cannot take it."""
         try:
             decision = self._ask(self.policy, view, self.view)
-            problem = self._problem(decision, view)
+            problem = judge.problem(decision, view, self._serving, self._nodes)
         except Exception as error:  # a policy is somebody else's code: whatever it raises must not stop the testbed
             problem = f"{type(error).__name__}: {error}"
         if not problem:
             return decision
         record.policy_error = problem
-        kind = problem.split(":", 1)[0]
-        self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
+        self._count(problem.split(":", 1)[0])
         decision = self._fallback.route(view, self.view)
         if isinstance(decision, Decision):
             return decision._replace(reason=f"fallback: {decision.reason}")
         return decision
-
-    def _problem(self, decision: object, view: RequestView) -> str:
-        if type(decision) is not Decision:
-            return self._no_decision(decision)
-        threshold = decision.threshold_tokens
-        if type(threshold) is not float and threshold is not None and not isinstance(threshold, Real):
-            return f"bad threshold_tokens: {threshold!r}"
-        prefill, decode = self._serving.get(decision.prefill_node), self._serving.get(decision.decode_node)
-        cached = decision.cached_tokens
-        if prefill == "prefill" and decode == "decode" and type(cached) is int and not cached:
-            return ""
-        if problem := self._bad_cache(decision, view):
-            return problem
-        for name, role in ((decision.prefill_node, "prefill"), (decision.decode_node, "decode")):
-            node = self._nodes.get(name)
-            if node is None:
-                return f"unknown node: {name}"
-            if not node.alive:
-                return f"dead node: {name}"
-            if name not in self._serving:
-                return f"{'draining' if node.draining else 'silent'} node: {name}"
-            if node.role != role:
-                return f"wrong role: {name} is a {node.role} node"
-        return ""
-
-    @staticmethod
-    def _bad_cache(decision: Decision, view: RequestView) -> str:
-        cached, source = decision.cached_tokens, decision.cache_node
-        if type(cached) is not int or not 0 <= cached < view.input_tokens:
-            return f"bad cached_tokens: {cached!r}"
-        if cached > view.hits.get(source or decision.prefill_node, 0):
-            return f"no such prefix: {cached} tokens at {source or decision.prefill_node}"
-        return ""
-
-    @staticmethod
-    def _no_decision(decision: object) -> str:
-        if isinstance(decision, Reject):
-            return "" if 0 <= decision.retry_after_s < math.inf else f"bad retry_after_s: {decision.retry_after_s!r}"
-        return f"not a decision: {type(decision).__name__}"
 
     def _on_prefilled(self, now_s: float, event: Prefilled, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
@@ -297,6 +269,7 @@ class Control:
         self._leave_prefill(record)
         record.prefill_start_s, record.prefill_end_s = event.start_s, event.end_s
         record.kv_bytes, record.cached_tokens = event.kv_bytes, event.cached_tokens
+        record.fetched_bytes = event.fetched_bytes
 
     def _on_admitted(self, now_s: float, event: Admitted, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
@@ -343,7 +316,7 @@ class Control:
         else:
             self._leave_nodes(record)
             record.prefill_start_s = record.prefill_end_s = math.nan
-            record.kv_bytes = record.cached_tokens = 0
+            record.kv_bytes = record.cached_tokens = record.fetched_bytes = 0
             self._route(now_s, record, out)
 
     def _fail(
@@ -401,6 +374,7 @@ class Control:
     def _on_node_lost(self, now_s: float, event: NodeLost, out: list[Command]) -> None:
         if self.fleet.lost(event):
             node = self._nodes[event.node]
+            self.copies.without(event.node, "was lost", out)
             self._retry_at(now_s, node, f"node {event.node} was lost ({event.reason})", out, lost=True)
 
     def _retry_at(self, now_s: float, node: NodeView, why: str, out: list[Command], *, lost: bool) -> None:
@@ -415,6 +389,9 @@ class Control:
 
     def _on_cache_changed(self, now_s: float, event: CacheChanged, out: list[Command]) -> None:
         self.fleet.cache_changed(event)
+
+    def _on_brought(self, now_s: float, event: Brought, out: list[Command]) -> None:
+        self.copies.ended(event)
 
     def _on_telemetry(self, now_s: float, event: Telemetry, out: list[Command]) -> None:
         self.fleet.told(now_s, event)
@@ -432,25 +409,66 @@ class Control:
             return
         self._tick_due_s = now_s + self.rules.tick_s
         for node, why in self.fleet.find_silent(now_s):  # nothing is left waiting for one
+            self.copies.without(node.name, "is silent", out)
             self._retry_at(now_s, node, f"node {node.name} is silent: {why}", out, lost=False)
         self.fleet.observe(now_s)
         self._convert(out)
         try:
-            actions = self._tick(self.policy, self.view)
-            for action in actions:
-                self._do(action)
+            actions = list(self._tick(self.policy, self.view))
         except Exception as error:  # a policy is somebody else's code
-            kind = f"tick: {type(error).__name__}"
-            self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
+            self._count(f"tick: {type(error).__name__}")
+            return
+        for action in actions:
+            try:
+                self._do(now_s, action, out)
+            except Exception as error:  # one that cannot be done says nothing of the others
+                self._count(f"action: {type(error).__name__}")
+                self.fleet.refused(action, error)
 
-    def _do(self, action: Action) -> None:
+    def _count(self, kind: str) -> None:
+        """A failure of the policy's."""
+        self.policy_errors[kind] = self.policy_errors.get(kind, 0) + 1
+
+    def _do(self, now_s: float, action: Action, out: list[Command]) -> None:
         """What the policy asks for."""
         if isinstance(action, Note):
             self.fleet.note(action.kind, "", action.before, action.after, action.trigger)
         elif isinstance(action, SetRole):
             self.fleet.change_role(action)
+        elif isinstance(action, Replicate):
+            self.copies.begin(action, out)
+        elif isinstance(action, Recall):
+            self._recall(now_s, action, out)
         else:
             raise TypeError(f"not an action: {type(action).__name__}")
+
+    def _away(self) -> list[Away]:
+        """The requests at the remote site that have no first token yet and another try left."""
+        now_s = self.view.now_s
+        return [
+            Away(
+                record.request_id,
+                record.input_tokens,
+                record.prefill_tokens,
+                record.l_pd,
+                record.prefill_node,
+                record.kv_bytes,
+                now_s - record.route_s,
+            )
+            for record in self.live.values()
+            if self._recallable(record)
+        ]
+
+    def _recallable(self, record: Record) -> bool:
+        here = record.placed and record.prefill_site == PRFAAS and not record.admitted
+        return here and record.attempts < self.rules.max_attempts
+
+    def _recall(self, now_s: float, action: Recall, out: list[Command]) -> None:
+        record = self.live.get(action.request_id)
+        if record is None or not self._recallable(record):
+            raise ValueError(f"request {action.request_id} is not one that can be recalled")
+        self.fleet.note("recall", record.prefill_node, record.request_id, "", action.trigger)
+        self._again(now_s, record, "recalled", action.trigger, out)
 
     def _convert(self, out: list[Command]) -> None:
         """The node that is to change its role: once nothing of a request is on it any more, it may."""
@@ -461,6 +479,9 @@ class Control:
         for record in self.live.values():
             if record.placed and (record.decode_node == name or (record.prefill_node == name and not record.admitted)):
                 return
+            if record.cache_node == name and not record.prefilled:  # it may still ask for its prefix
+                return
+        self.copies.without(name, "changes its role", out)
         self.fleet.drained(conversion)
         out.append((name, Convert(conversion.role, self.rules.reload_s)))
 

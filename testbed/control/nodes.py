@@ -12,10 +12,13 @@ from typing import Final
 from emulator.messages import CacheChanged, Telemetry
 from testbed.control.events import Change, NodeLost, NodeUp, Rules
 from testbed.directory import Directory
-from testbed.scheduler.api import PRFAAS, NodeView, Role, SetRole, SystemView
+from testbed.scheduler.api import PD, PRFAAS, NodeView, Role, SetRole, SystemView
 
 SILENT: Final = 3.5
 """Accounts that may be missing before a node counts as silent."""
+
+REFUSALS: Final = 100
+"""Actions of a policy's that could not be done: the most that are written down; all are counted."""
 
 
 class Conversion:
@@ -41,15 +44,26 @@ class Nodes:
         self.directory = Directory(rules.block_tokens) if rules.block_tokens else None
         self.conversion: Conversion | None = None
         self.changes: list[Change] = []
+        self._refused: set[tuple[str, str]] = set()
+        if self.directory is not None:
+            view.holders = self.directory.holders
         self._nodes: Mapping[str, NodeView] = view.nodes
         self._landed: dict[str, tuple[float, int]] = {}  # a live node's last report: when, bytes from the prfaas site
         self._landing_bps: dict[str, float] = {}
         self._accounted_s = self._silent_due_s = -math.inf
-        self._accountants: tuple[str, ...] = ()  # the decode nodes whose accounts the last sum was of
+        self._accountants: tuple[str, ...] = ()  # the nodes whose accounts the last sum was of
 
     def note(self, kind: str, node: str, before: float | str, after: float | str, trigger: str) -> None:
         """Write down a change."""
         self.changes.append(Change(self.view.now_s, kind, node, before, after, trigger))
+
+    def refused(self, action: object, error: Exception) -> None:
+        """Write down an action of the policy's that could not be done; again and again the same one, once, and no more
+        than REFUSALS of them."""
+        asked, why = type(action).__name__, f"{type(error).__name__}: {error}"
+        if len(self._refused) < REFUSALS and (asked, why) not in self._refused:
+            self._refused.add((asked, why))
+            self.note("policy_error", "", asked, "left out", why)
 
     def up(self, now_s: float, event: NodeUp) -> None:
         """A node that was out of service serves."""
@@ -128,11 +142,14 @@ class Nodes:
         return found
 
     def observe(self, now_s: float) -> None:
-        """Sum up for the estimators, once every decode node has given a new account."""
+        """Sum up for the estimators, once every node where KV from the remote site may land has given a new account:
+        the decode nodes and, with caches, the local prefill nodes, which fetch prefixes."""
         observed = self.view.observed
-        decoders = [n for n in self._nodes.values() if n.role == "decode" and n.alive and not n.silent]
-        told = [node.told_s for node in decoders]
-        if not told or min(told) <= self._accounted_s:
+        heard = [n for n in self._nodes.values() if n.site == PD and n.alive and not n.silent]
+        decoders = [node for node in heard if node.role == "decode"]
+        receivers = decoders if self.directory is None else heard
+        told = [node.told_s for node in receivers]
+        if not decoders or min(told) <= self._accounted_s:
             return
         fresh_s = self._accounted_s - self.rules.telemetry_s / 2  # later than the sums before, but for their phases
         self._accounted_s = max(told)
@@ -144,7 +161,7 @@ class Nodes:
                 if node.told_s > fresh_s:  # what a sender said long ago waits no longer, or nobody knows
                     unsent += node.unsent_bytes
                     rtt_s = max(rtt_s, node.rtt_s)
-        accountants = tuple([node.name for node in decoders])
+        accountants = tuple([node.name for node in receivers])
         account = observed.link.account if accountants == self._accountants else observed.link.rebase
         self._accountants = accountants
         account(sum(told) / len(told), self.view.egress_bytes, unsent)
@@ -182,12 +199,12 @@ class Nodes:
             self.directory.forget(conversion.node)
 
     def _count_egress(self, event: Telemetry) -> None:
-        """Egress is counted where it lands: what the decode nodes' counters gained between their last two reports."""
+        """Egress is counted where it lands: what the local nodes' counters gained between their last two reports."""
         nodes = self._nodes
         total = sum([count for sender, count in event.kv_landed_bytes.items() if nodes[sender].site == PRFAAS])
         then_s, before = self._landed[event.node]
         self._landed[event.node] = (event.t_s, total)
-        if nodes[event.node].role != "decode":
+        if nodes[event.node].site != PD:
             return
         gained = total - before if total >= before else total  # its counters began anew
         self.view.egress_bytes += gained

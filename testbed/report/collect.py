@@ -37,6 +37,7 @@ _COUNTS: Final = (
     "l_pd",
     "l_prfaas",
     "prefill_tokens",
+    "fetched_bytes",
 )
 _numbers_of, _words_of = attrgetter(*_TIMES, *_COUNTS), attrgetter(*WORDS)
 

@@ -44,6 +44,8 @@ def scheduler_figures(
         "threshold_tokens": present,
         "threshold_changes": count(changes, "threshold"),
         "role_changes": count(changes, "role"),
+        "recalled": count(changes, "recall"),
+        "replicated_bytes": sum(one["after"] for one in changes if one["kind"] == "replicated"),
         "settle_s": settled_s,
         "changes_per_minute": None if settled_s is None or later is None else later / (end_s - settled_s) * 60,
         "threshold_over_optimum": _over(present, targets[-1].threshold_tokens),

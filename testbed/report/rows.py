@@ -42,6 +42,8 @@ GATEWAY_COLUMNS: Final = (
     "prefill_tokens",  # to compute: input_tokens less the cached prefix that the decision meant to use
     "prefill_queue_s",  # prefill work that waited at the chosen node before this request, by its profile
     "prefill_cost_s",  # T_prefill(prefill_tokens) there
+    "cache_site",  # of cache_node
+    "fetched_bytes",  # KV that came from there before the prefill, model bytes
 )
 
 WORDS: Final = (
@@ -55,6 +57,7 @@ WORDS: Final = (
     "decode_node",
     "regime",
     "cache_node",
+    "cache_site",
 )
 """The columns that hold texts from a small stock, whatever a text looks like."""
 
@@ -106,7 +109,10 @@ TIMELINE_COLUMNS: Final = (
 )
 """A row is a sample of the link (up to line_down), or an event (from there on). What a clock does not have is empty."""
 
-SCHEDULER_EVENTS: Final = ("threshold", "regime", "role", "joined", "node", "policy")
+SCHEDULER_STATES: Final = ("threshold", "regime", "role", "joined", "node", "policy")
+"""The events of the timeline after which something of the scheduler stays as it is said."""
+
+SCHEDULER_EVENTS: Final = (*SCHEDULER_STATES, "replicate", "replicated", "recall", "policy_error")
 """The events of the timeline that are control's own changes."""
 
 

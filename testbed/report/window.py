@@ -1,7 +1,9 @@
 """The figures of a window of time, from the request table: the same formulas for a whole load and for a phase of it.
 
 Latencies are of the requests that were scheduled in the window and completed whenever, throughput is of those that
-completed in it whenever they came, and egress of the bytes that landed in it.
+completed in it whenever they came, and egress of the bytes that landed in it: KV of offloaded requests, and prefixes
+that local prefills fetched from the remote site, which have landed when the prefill starts. Prefixes copied ahead of
+demand are no request's, and counted in `scheduler` alone.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ def window_figures(requests: pd.DataFrame, start_s: float, end_s: float, slo: Ta
     too_slow = requests["tpot_s"] > slo.tpot_s * (1 + TPOT_TOLERANCE)
     good = int((measured & (requests["ttft_s"] <= slo.ttft_p90_s) & ~too_slow).sum())
     landed = remote & (landed_s >= start_s) & (landed_s < end_s)
+    begun_s = requests["prefill_start_s"]
+    fetched = (site == "pd") & (requests["cache_site"] == "prfaas") & (begun_s >= start_s) & (begun_s < end_s)
     routed = here & (site != "")
 
     def of(column: str, rows: pd.Series = measured) -> Stats:  # a column at a time: a million rows are large
@@ -88,6 +92,6 @@ def window_figures(requests: pd.DataFrame, start_s: float, end_s: float, slo: Ta
             "ttft_p90_met": ttft["p90"] is not None and ttft["p90"] <= slo.ttft_p90_s,
         },
         "offload_fraction": float(remote[routed].mean()) if routed.any() else None,
-        "egress_bps": rate(requests.loc[landed, "kv_bytes"].sum() * 8),
+        "egress_bps": rate((requests.loc[landed, "kv_bytes"].sum() + requests.loc[fetched, "fetched_bytes"].sum()) * 8),
         "egress_queue_s": stats((landed_s - requests["prefill_end_s"])[measured & remote]),
     }

@@ -52,14 +52,17 @@ class RequestView(NamedTuple):
     block_ids: tuple[int, ...] = ()
 
 
-class Crossing(NamedTuple):
-    """A request of which the prefill is done at the remote site and the KV is not known to be here. Model units.
+class Away(NamedTuple):
+    """A request that was sent to the remote site and has no first token yet. Model units.
 
-    age_s: since the prefill ended.
+    prefill_tokens: what is computed of it there. kv_bytes: what that made; 0 while it has not ended. l_pd: as in
+    RequestView. age_s: since it was routed.
     """
 
     request_id: str
     input_tokens: int
+    prefill_tokens: int
+    l_pd: int
     prefill_node: str
     kv_bytes: int
     age_s: float
@@ -127,15 +130,15 @@ class SystemView:
     (model bytes), as workers report it. observed: what is known from observations, whatever the policy.
     fleet_version: changes whenever a node comes, goes, falls silent or changes its role. copying: prefixes on their way
     by `Replicate`, at most COPIES. holders(block_id): the nodes that hold the prefix which ends with that block, as far
-    as the directory knows. crossing(): requests whose KV is on its way from the remote site and that may be tried once
-    more, oldest first; it looks at every request, so ask when there is a reason.
+    as the directory knows. away(): the requests at the remote site that may be tried once more, in the order in which
+    they came; it looks at every request, so ask when there is a reason.
     """
 
     __slots__ = (
         "_decode",
         "_prefill",
+        "away",
         "copying",
-        "crossing",
         "egress_bps",
         "egress_bytes",
         "fleet_version",
@@ -156,7 +159,7 @@ class SystemView:
         self.fleet_version = 0
         self.copying = 0
         self.holders: Callable[[int], Sequence[str]] = lambda block_id: ()
-        self.crossing: Callable[[], Sequence[Crossing]] = lambda: ()
+        self.away: Callable[[], Sequence[Away]] = lambda: ()
         self.nodes_changed()
 
     def nodes_changed(self) -> None:
@@ -275,7 +278,7 @@ COPIES: Final = 8
 
 
 class Recall(NamedTuple):
-    """Give up on the KV of one of `SystemView.crossing()`, and try the request once more. trigger: as for Note."""
+    """Give up on one of `SystemView.away()`, and try the request once more. trigger: as for Note."""
 
     request_id: str
     trigger: str

@@ -51,12 +51,14 @@ class Rebalance:
             return []
         self._due_s = now_s + self._period_s
         room = LOW_WATER - link.utilisation
-        if not abundant or link.backlogged or room <= 0 or any(not n.alive or n.silent for n in view.nodes.values()):
+        if not abundant or link.backlogged or room <= 0 or view.copying:
+            return []
+        if any(not node.alive or node.silent for node in view.nodes.values()):
             return []
         budget = min(self._share, room) * link.bps * self._period_s / 8
         copies: list[Replicate] = []
         for hot in self._heat.hottest(now_s, LEAST_HITS):
-            if view.copying + len(copies) >= COPIES:
+            if len(copies) >= COPIES:
                 break
             found = self._between(hot, view)
             if found is None:

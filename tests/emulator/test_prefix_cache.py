@@ -17,6 +17,8 @@ from emulator.messages import (
     Announce,
     AnyMessage,
     AttemptFailed,
+    Bring,
+    Brought,
     CacheChanged,
     Cancel,
     Convert,
@@ -218,9 +220,16 @@ class TestTheRequester:
             ("h", FetchDone("a", 1)),
             ("d", Announce("a", 1, "p", 50, TOKENS, 4)),
         ]
-        assert only(machine.handle(0.55, WAKE), Prefilled) == [Prefilled("a", 1, 0.5, 0.55, 50, 80)]
+        assert only(machine.handle(0.55, WAKE), Prefilled) == [Prefilled("a", 1, 0.5, 0.55, 50, 80, PREFIX_BYTES)]
         machine.handle(1.0, Received("a", 1))
         assert_nothing_held(machine)
+
+    def test_what_came_is_told_of_one_attempt_and_not_of_the_next(self) -> None:
+        machine = self.at_stage("granted")
+        machine.handle(0.5, Landed(70))
+        machine.handle(0.52, Cancel("a", 1))
+        (done,) = only(prefill(machine, 1.0, Prefill("a", 1, TOKENS, 80, 4, "d", IDS)), Prefilled)
+        assert (done.cached_tokens, done.fetched_bytes) == (80, 0)
 
     def test_what_is_behind_it_and_ready_goes_first(self) -> None:
         machine = self.at_stage("granted")
@@ -297,6 +306,51 @@ class TestTheRequester:
         machine = self.at_stage("granted")
         machine.handle(0.2, order("b", cached=80, holder="h"))
         assert only(machine.handle(0.3, FetchOffer("b", 1, "h", PREFIX_BYTES, 8)), FetchGrant)[0].token == 71
+
+
+class TestOrdered:
+    """Control has a prefix brought that no prefill waits for."""
+
+    ORDER = Bring("copy-1", 0, IDS, "h")
+
+    def at_stage(self, stage: str, **options: Any) -> PrefillInstance:
+        machine = node(**options)
+        machine.handle(0.0, self.ORDER)
+        if stage == "granted":
+            machine.handle(0.1, FetchOffer("copy-1", 0, "h", PREFIX_BYTES, 8))
+        return machine
+
+    def test_it_is_asked_for_like_any_other(self) -> None:
+        assert node().handle(0.0, self.ORDER) == [("h", Fetch("copy-1", 0, "p", IDS, 8))]
+
+    def test_it_is_kept_and_its_end_is_told(self) -> None:
+        machine = self.at_stage("granted")
+        assert machine.handle(0.5, Landed(70)) == [
+            (CONTROL, CacheChanged("p", (8,), ())),
+            ("h", FetchDone("copy-1", 0)),
+            (CONTROL, Brought("copy-1", 0, PREFIX_BYTES)),
+        ]
+        assert pool_of(machine).match(IDS) == 8
+        assert_nothing_held(machine)
+
+    def test_what_is_here_already_is_not_brought(self) -> None:
+        assert node(holding=8).handle(0.0, self.ORDER) == [(CONTROL, Brought("copy-1", 0, 0))]
+
+    def test_prefills_go_on_meanwhile(self) -> None:
+        machine = self.at_stage("granted")
+        (done,) = only(prefill(machine, 0.2, order("b", ids=())), Prefilled)
+        assert (done.start_s, done.fetched_bytes) == (0.2, 0)
+
+    @pytest.mark.parametrize("stage", ["asked", "granted"])
+    @pytest.mark.parametrize("end", [FetchMiss("copy-1", 0), PeerLost("h"), Cancel("copy-1", 0)])
+    def test_that_it_never_comes_is_told_too_and_nothing_is_held(self, stage: str, end: AnyMessage) -> None:
+        machine = self.at_stage(stage)
+        assert only(machine.handle(0.5, end), Brought) == [Brought("copy-1", 0, 0)]
+        assert_nothing_held(machine)
+
+    def test_one_that_finds_no_room_is_given_up(self) -> None:
+        out = self.at_stage("asked", blocks=9).handle(0.1, FetchOffer("copy-1", 0, "h", PREFIX_BYTES, 8))
+        assert out == [(CONTROL, Brought("copy-1", 0, 0)), ("h", FetchDone("copy-1", 0))]
 
 
 class TestTheHolder:

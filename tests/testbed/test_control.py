@@ -41,7 +41,7 @@ from testbed.control import (
     Rules,
     Tick,
 )
-from testbed.scheduler.api import Decision, NodeView, Note, Reject, RequestView, SetRole, Setup, SystemView
+from testbed.scheduler.api import Decision, NodeView, Note, Recall, Reject, RequestView, SetRole, Setup, SystemView
 from testbed.scheduler.baselines import Homogeneous
 
 FLEET = [
@@ -175,7 +175,8 @@ class TestLife:
         ((destination, done),) = run.at(6.5, Finished("a", 1, 6.5, 7.0, 8))
         assert destination == CLIENT
         assert isinstance(done, Completed)
-        of_the_cache = {"block_ids", "cache_node", "l_pd", "l_prfaas", "regime", "prefill_tokens"}
+        of_the_cache = {"block_ids", "cache_node", "cache_site", "fetched_bytes", "l_pd", "l_prfaas", "regime"}
+        of_the_cache.add("prefill_tokens")
         told = {name: getattr(done.record, name) for name in Record.__struct_fields__ if name not in of_the_cache}
         assert told | {"view": None} == {
             "request_id": "a",
@@ -624,7 +625,7 @@ class TestView:
         (view,) = run.policy.asked
         fields = set(RequestView._fields)
         of_the_prompt = {"request_id", "arrival_s", "input_tokens", "block_hashes", "block_size", "session", "attempt"}
-        assert fields == of_the_prompt | {"l_pd", "l_prfaas", "hits"}
+        assert fields == of_the_prompt | {"l_pd", "l_prfaas", "hits", "block_ids"}
         assert 424_242 not in view
 
     def test_neither_nodes_nor_system_tell_output_lengths(self) -> None:
@@ -692,9 +693,15 @@ class TestTelemetry:
             run.at(3.0, telemetry(node, 3.0, {"f0": 1000}))
         assert run.control.view.egress_bps == 2 * 1000 * 8 / 2.0
 
-    def test_a_prefill_nodes_counters_are_no_egress(self) -> None:
+    def test_what_a_local_prefill_node_fetches_from_the_prfaas_site_is_egress_too(self) -> None:
         run = Run()
-        run.at(1.0, telemetry("p0", 1.0, {"f0": 1000}))
+        run.at(1.0, telemetry("p0", 1.0, {"f0": 1000, "p1": 500}))
+        run.at(1.0, telemetry("d0", 1.0, {"f0": 30}))
+        assert run.control.view.egress_bytes == 1030
+
+    def test_what_lands_at_the_prfaas_site_is_not(self) -> None:
+        run = Run()
+        run.at(1.0, telemetry("f0", 1.0, {"f0": 1000, "p0": 500}))
         assert run.control.view.egress_bytes == 0
 
     def test_two_accounts_of_one_time_do_not_divide_by_zero(self) -> None:
@@ -941,6 +948,13 @@ class TestAccounts:
         assert not run.control.observed.link.backlogged
         assert run.control.observed.link.bps >= 16e9 * 0.99
 
+    def test_with_caches_the_estimate_waits_for_the_local_prefill_nodes_too(self) -> None:
+        run = Run(block_tokens=512)
+        for second in (1.0, 2.0, 3.0):
+            run.tell(second, "f0", "d0", "d1", *(["p0", "p1"] if second != 2.0 else []))
+            run.look(second)
+        assert len(run.control.observed.link.egress._points) == 1
+
     def test_a_receiver_that_drains_still_lands_what_was_on_its_way(self) -> None:
         run = self.backlogged(until_s=6)
         run.look(6.5, SetRole("d1", "prefill", "why not"))
@@ -969,10 +983,10 @@ class TestLookingAround:
         [
             (ZeroDivisionError("no"), "tick: ZeroDivisionError"),
             (None, "tick: TypeError"),
-            ([None], "tick: TypeError"),
-            (["threshold"], "tick: TypeError"),
-            ([SetRole("x9", "decode", "")], "tick: ValueError"),
-            ([SetRole("p0", "router", "")], "tick: ValueError"),  # type: ignore[arg-type]
+            ([None], "action: TypeError"),
+            (["threshold"], "action: TypeError"),
+            ([SetRole("x9", "decode", "")], "action: ValueError"),
+            ([SetRole("p0", "router", "")], "action: ValueError"),  # type: ignore[arg-type]
         ],
     )
     def test_a_policy_whose_tick_fails_is_counted_and_changes_nothing(self, wants: Any, kind: str) -> None:
@@ -982,6 +996,32 @@ class TestLookingAround:
         assert run.control.policy_errors == {kind: 1}
         assert not run.control.busy
         assert orders(run.arrive(1.5)) == [("p0", 1, "d0")]
+
+    def test_an_action_that_cannot_be_done_is_left_out_alone(self) -> None:
+        run = Run(telemetry_s=1e9)
+        first, last = Note("threshold", 1.0, 2.0, "why"), SetRole("d1", "prefill", "too many")
+        run.look(1.0, first, SetRole("x9", "decode", ""), None, last)
+        assert [change.kind for change in run.control.changes] == ["threshold", "policy_error", "policy_error", "role"]
+        assert run.control.policy_errors == {"action: ValueError": 1, "action: TypeError": 1}
+
+    def test_what_was_left_out_is_on_record_once_and_counted_every_time(self) -> None:
+        run = Run(telemetry_s=1e9)
+        for second in (1.0, 2.0, 3.0):
+            run.look(second, SetRole("x9", "decode", ""))
+        why = "ValueError: x9 cannot become a decode node"
+        assert run.changes("policy_error") == [Change(1.0, "policy_error", "", "SetRole", "left out", why)]
+        assert run.control.policy_errors == {"action: ValueError": 3}
+
+    def test_a_tick_that_fails_on_its_way_asks_for_nothing(self) -> None:
+        def half(view: Any) -> Any:
+            yield Note("threshold", 1.0, 2.0, "why")
+            raise RuntimeError("no")
+
+        run = Run()
+        run.policy.tick = half  # type: ignore[method-assign]
+        run.look(1.0)
+        assert run.control.policy_errors == {"tick: RuntimeError": 1}
+        assert run.control.changes == []
 
     def test_a_policy_without_a_tick_changes_nothing(self) -> None:
         control = Control(FLEET, COST, 1e9, Homogeneous(), Homogeneous())  # type: ignore[arg-type]
@@ -1068,7 +1108,7 @@ class TestConversion:
     def test_two_at_a_time_are_refused(self) -> None:
         run = self.converting()
         run.look(2.0, SetRole("p1", "decode", ""))
-        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert run.control.policy_errors == {"action: ValueError": 1}
         assert not run.nodes["p1"].draining
 
     def test_when_one_has_joined_another_may_follow(self) -> None:
@@ -1087,7 +1127,7 @@ class TestConversion:
         run.tell(10.0, *(name for name in run.nodes if name != node))
         run.look(10.0)
         run.look(11.0, SetRole(last, role, ""))
-        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert run.control.policy_errors == {"action: ValueError": 1}
         assert not run.nodes[last].draining
 
     @pytest.mark.parametrize("state", ["dead", "silent"])
@@ -1098,7 +1138,7 @@ class TestConversion:
         run.tell(10.0, "f0", "p0", "p1", "d0")
         run.look(10.0)
         run.look(11.0, SetRole("d1", "prefill", ""))
-        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert run.control.policy_errors == {"action: ValueError": 1}
         assert not run.control.busy
 
     def test_never_one_without_slots_for_answers(self) -> None:
@@ -1108,12 +1148,12 @@ class TestConversion:
             control.handle(0.0, NodeUp(spec.name, spec.role))
         policy.wants = [SetRole("p1", "decode", "")]
         control.handle(1.0, Tick())
-        assert control.policy_errors == {"tick: ValueError": 1}
+        assert control.policy_errors == {"action: ValueError": 1}
 
     def test_never_one_of_the_remote_site(self) -> None:
         run = Run()
         run.look(1.0, SetRole("f0", "decode", ""))
-        assert run.control.policy_errors == {"tick: ValueError": 1}
+        assert run.control.policy_errors == {"action: ValueError": 1}
 
     def test_one_that_dies_while_it_drains_frees_the_way_for_another(self) -> None:
         run = self.converting()
@@ -1152,11 +1192,11 @@ class TestConversion:
         run.look(1.0, SetRole("d1", "prefill", ""))
         run.look(2.0)
         run.at(62.0, NodeUp("d1", "prefill"))
-        run.at(63.0, telemetry("d1", 63.0, {"f0": 7000}))  # a fetch has landed since
+        run.at(63.0, telemetry("d1", 63.0, {"f0": 5000}))
         run.look(64.0, SetRole("d1", "decode", ""))
         run.look(65.0)
         run.at(125.0, NodeUp("d1", "decode"))
-        run.at(126.0, telemetry("d1", 126.0, {"f0": 7100}))
+        run.at(126.0, telemetry("d1", 126.0, {"f0": 5100}))
         assert run.control.view.egress_bytes == 5100
 
     def test_what_it_cached_is_forgotten(self) -> None:
@@ -1308,6 +1348,7 @@ class Life(RuleBasedStateMachine):
             st.just(ValueError("no")),
             st.just(None),
             st.sampled_from([[SetRole(spec.name, role, "")] for spec in FLEET for role in ("prefill", "decode")]),
+            st.lists(st.integers(0, 9).map(lambda i: Recall(f"r{i}", "too slow")), max_size=3),
         ),
         after_s=st.sampled_from([0.0, 1.0, 5.0]),
     )
@@ -1332,7 +1373,9 @@ class Life(RuleBasedStateMachine):
     @rule()
     def everybody_accounts(self) -> None:
         for spec in FLEET:
-            self.tell(telemetry(spec.name, self.now_s, {"f0": self.run.control.fleet._landed.get(spec.name, (0.0, 0))[1]}))
+            self.tell(
+                telemetry(spec.name, self.now_s, {"f0": self.run.control.fleet._landed.get(spec.name, (0.0, 0))[1]})
+            )
 
     @rule(role=st.sampled_from(["prefill", "decode"]), node=st.sampled_from([spec.name for spec in FLEET]))
     def node_up(self, node: str, role: Any) -> None:
@@ -1392,7 +1435,7 @@ class Life(RuleBasedStateMachine):
     def a_node_accounts(self, node: str, landed: int, ago_s: float) -> None:
         view, known = self.run.nodes[node], self.run.control.fleet._landed.get(node, (0.0, 0))[1]
         stamp_s = self.now_s + 0.25 - ago_s
-        counted = view.alive and view.role == "decode" and stamp_s >= view.told_s
+        counted = view.alive and view.site == "pd" and stamp_s >= view.told_s
         before = self.run.control.view.egress_bytes
         self.tell(telemetry(node, stamp_s, {"f0": known + landed}))
         assert self.run.control.view.egress_bytes - before == (landed if counted else 0)

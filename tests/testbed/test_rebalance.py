@@ -126,6 +126,9 @@ class TestHowMuch:
         assert [len(copy.block_ids) for copy in run.copies()] == [4]
 
     def test_no_more_than_may_be_on_their_way_at_a_time(self) -> None:
-        run = self.many(Run(share=0.4), COPIES + 5)
-        run.view.copying = 2
-        assert len(run.copies()) == COPIES - 2
+        assert len(self.many(Run(share=0.4), COPIES + 5).copies()) == COPIES
+
+    def test_nothing_while_earlier_ones_are_on_their_way(self) -> None:
+        run = self.many(Run(share=0.4), 1)
+        run.view.copying = 1
+        assert run.copies() == []

@@ -177,6 +177,17 @@ class TestAPhasesFigures:
         assert (a["throughput_rps"], b["throughput_rps"]) == (1 / 10, 2 / 20)
         assert (a["egress_bps"], b["egress_bps"]) == (1000 * 8 / 10, 5000 * 8 / 20)
 
+    def test_what_local_prefills_fetched_from_the_remote_site_is_egress_too(self) -> None:
+        fetched = {"fetched_bytes": 700, "prefill_start_s": 3.0}
+        requests = table(
+            {"sched_s": 1.0, "prefill_site": "pd", "cache_site": "prfaas", **fetched},
+            {"sched_s": 1.0, "prefill_site": "pd", "cache_site": "pd", **fetched},
+            {"sched_s": 1.0, "prefill_site": "prfaas", "cache_site": "pd", "landed_s": 4.0, **fetched},
+            {"sched_s": 1.0, "prefill_site": "pd", "cache_site": "prfaas", **fetched, "prefill_start_s": 12.0},
+        )
+        a, b = self.figures(requests)
+        assert (a["egress_bps"], b["egress_bps"]) == ((1000 + 700) * 8 / 10, 700 * 8 / 20)
+
     def test_have_the_egress_wait_and_the_parts_by_route(self, requests: pd.DataFrame) -> None:
         _, b = self.figures(requests)
         assert b["egress_queue_s"]["p95"] == 4
