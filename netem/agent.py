@@ -4,12 +4,19 @@ Shapes every direction at start, says so by its ready file, and then serves HTTP
 namespaces). Every applied step is logged with the time at which the kernel had it, and counters are sampled. What it
 shaped stays shaped when it leaves: a link without its agent must not become a faster one.
 
-    GET  /link      {"to_pd": {"asked", "kept", "applied", "counters"}, "to_prfaas": ...}
-    PUT  /link      partial state as in `netem.link.update`; answers as GET
+    GET  /link      {"to_pd": {"asked", "base", "layers", "kept", "outage_kept", "applied", "counters"}, ...}
+    PUT  /link      the base state: a partial one as in `netem.link.update`; answers as GET
+    POST /layers    a layer over it (`netem.layers.LayerSpec`); lives as long as the connection
     GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets", "delay_line"}, ...}
+
+What the link does (`asked`) is the base state under the layers there are, see `netem.layers.effective`. POST /layers
+answers, as they happen, lines of JSON: for each step and direction {"layer", "direction", "at_s", "t_applied_ns",
+"late_s", "before", "state"}, the link's whole states; for one that could not be had {"layer", "at_s", "error"}. When
+the connection closes, because the client wants it or is dead, the layer is gone and the link is what remains.
 
 `delay_line` is null until delay, jitter or loss is first asked for, and then what `netem.keeper.Keeper.describe` says:
 packets held, passed, lost and overflowed, how late they left, and how often the line died (`deaths`: not a valid run).
+A link in an outage stays in it when its agent leaves or is killed; the next agent brings it to its own base state.
 
 A state that cannot be had answers 400 {"error": {message, field, value, remedy}}; a kernel that did not do it, 500.
 """
@@ -27,7 +34,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,7 +43,10 @@ from aiohttp import web
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.keeper import Keeper
-from netem.link import DIRECTIONS, LinkError, LinkState, RateClass, impairment, update
+from netem.layers import Layer, LayerSpec, effective
+from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, RateClass, impairment, update
+from netem.outage import Outages
+from netem.playing import play
 from netem.tc import Applied, Counters, Shaper
 
 COUNTER_COLUMNS = (
@@ -50,6 +60,7 @@ COUNTER_COLUMNS = (
     "direct_packets",
 )
 MIN_STEP_S = 0.02  # htb times what is queued at the old rate until its next event; steps closer than this blur
+RETRY_S = 0.5
 
 _log = logging.getLogger("netem.agent")
 
@@ -106,41 +117,156 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class Agent:
-    """The link of one testbed: a Shaper a direction and the delay line, what was asked of them, when it took hold."""
+    """The link of one testbed: a Shaper a direction, the delay line and the outages; what was asked, when it took hold.
+
+    `base` is what PUT /link says, `layers` what lies over it, in the order in which they were made; `states` is what
+    came out of both and the kernel has. `leaving`: layers end, and the link stays as it is.
+    """
 
     config: AgentConfig
     shapers: Mapping[str, Shaper]
     keeper: Keeper
+    outages: Outages
     applied_log: TextIO
     counters_csv: TextIO
+    base: dict[str, LinkState] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
     states: dict[str, LinkState] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    _known: bool = False
+    _stalled: set[str] = field(default_factory=set)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def apply(self, states: Mapping[str, LinkState]) -> None:
-        """Bring every direction to `states`, log the steps; an unchanged one is left alone. Raises LinkError."""
+    async def start(self) -> None:
+        """Shape the link as configured. Raises LinkError."""
+        self.base = self.config.states()
+        await self.apply(self.base)
+
+    async def apply(self, states: Mapping[str, LinkState], layer: str | None = None) -> None:
+        """Bring every direction to `states`, log the steps; an unchanged one is left alone. Raises LinkError.
+
+        `layer`: on whose behalf, for the log.
+        """
+        self._known = False
+        cut = any(state.outage and not self._is_cut(direction) for direction, state in states.items())
+        delayed = await self._cut(states) if cut else set()  # at its time, and not when the rates are set
+        cut_ns = time.monotonic_ns()
         shaped = {direction: await self.shapers[direction].apply(state) for direction, state in states.items()}
-        delayed = await self.keeper.apply({direction: impairment(state) for direction, state in states.items()})
-        now_ns = time.monotonic_ns()
+        if not cut:
+            delayed = await self._cut(states)
+            cut_ns = time.monotonic_ns()
         for direction, state in states.items():
             applied = shaped[direction]
             self.states[direction] = state
             if direction in delayed:
-                applied = dataclasses.replace(applied, t_applied_ns=now_ns, commands=applied.commands + 1)
+                t_applied_ns = max(cut_ns, applied.t_applied_ns if applied.commands else 0)
+                applied = dataclasses.replace(applied, t_applied_ns=t_applied_ns, commands=applied.commands + 1)
             if not applied.commands:
                 continue
             self.applied[direction] = applied
-            row = {"direction": direction, **dataclasses.asdict(applied), "state": dataclasses.asdict(state)}
+            row = {"layer": layer, "direction": direction, **dataclasses.asdict(applied)}
+            row["state"] = dataclasses.asdict(state)
             self.applied_log.write(json.dumps(row) + "\n")
             self.applied_log.flush()
+        self._known = True
+
+    def _is_cut(self, direction: str) -> bool:
+        before = self.states.get(direction)
+        return before is not None and before.outage is not None
+
+    async def _cut(self, states: Mapping[str, LinkState]) -> set[str]:
+        """Delay, loss and outages as in `states`; the directions that changed. Raises LinkError."""
+        impairments = {direction: self._impairment(direction, state) for direction, state in states.items()}
+        changed = await self.keeper.apply(impairments)
+        self._stalled = {direction for direction, asked in impairments.items() if asked.stalled}
+        return changed | await self.outages.apply({direction: state.outage for direction, state in states.items()})
+
+    def _impairment(self, direction: str, state: LinkState) -> Impairment:
+        """What waits in a stall goes on waiting while a blackhole takes its place, as nothing may arrive."""
+        asked = impairment(state)
+        holds = state.outage == "blackhole" and direction in self._stalled
+        return dataclasses.replace(asked, stalled=True) if holds else asked
 
     async def put(self, body: object) -> None:
-        """Lay a partial state over the present one and apply it, no sooner than MIN_STEP_S after the step before."""
+        """Lay a partial state over the base state and apply it, no sooner than MIN_STEP_S after the step before."""
         async with self.lock:
-            states = update(self.states, body)
-            last_ns = max((applied.t_applied_ns for applied in self.applied.values()), default=0)
-            await asyncio.sleep(max(0.0, MIN_STEP_S - (time.monotonic_ns() - last_ns) / 1e9))
-            await self.apply(states)
+            base = update(self.base, body)
+            states = effective(base, [layer.says for layer in self.layers])
+            await self._change(states, None)
+            self.base = base
+
+    async def open(self, body: object) -> Layer:
+        """A layer that says nothing yet. Raises LinkError for one that cannot be had over what the link does now."""
+        spec = LayerSpec.read(body)
+        if any(layer.spec.name == spec.name for layer in self.layers):
+            remedy = "close its connection, or give this one another name"
+            raise LinkError(f"name: a layer {spec.name!r} is there already; {remedy}", "name", spec.name, remedy)
+        says = [layer.says for layer in self.layers]
+        for i, step in enumerate(spec.steps):
+            try:
+                effective(self.base, [*says, step.state])
+            except LinkError as wrong:
+                where = f"steps[{i}].state."
+                raise LinkError(f"{where}{wrong}", where + str(wrong.field), wrong.value, wrong.remedy) from None
+        layer = Layer(spec)
+        self.layers.append(layer)
+        try:
+            if spec.stalls:
+                await self.keeper.prepare()
+        except BaseException:
+            self.layers.remove(layer)
+            raise
+        return layer
+
+    async def say(self, layer: Layer, state: Mapping[str, Any]) -> dict[str, tuple[LinkState, LinkState, int]]:
+        """The layer says `state` from now on: by direction, what the link did before, does now, and since when
+        (CLOCK_MONOTONIC ns). Raises LinkError."""
+        async with self.lock:
+            before = dict(self.states)
+            says = [state if other is layer else other.says for other in self.layers]
+            states = effective(self.base, says)
+            await self._change(states, layer.spec.name)
+            layer.says = state
+            now_ns = time.monotonic_ns()
+            stepped_ns = {way: self.applied[way].t_applied_ns for way in states if states[way] != before[way]}
+            return {way: (before[way], now, stepped_ns.get(way, now_ns)) for way, now in states.items()}
+
+    def close(self, layer: Layer) -> None:
+        """The layer says nothing any more, and is gone once the link is what remains; on leaving it stays as it is."""
+        if not self.leaving.is_set():
+            task = asyncio.create_task(self._restore(layer))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _restore(self, layer: Layer) -> None:
+        while not self.leaving.is_set():
+            try:
+                async with self.lock:
+                    layer.says = {}
+                    await self._change(effective(self.base, [one.says for one in self.layers]), layer.spec.name)
+                    self.layers.remove(layer)
+                    return
+            except LinkError as refused:
+                _log.error("layer %s: the link is not yet what remains without it: %s", layer.spec.name, refused)
+            await asyncio.sleep(RETRY_S)
+
+    async def _change(self, states: Mapping[str, LinkState], layer: str | None) -> None:
+        """Bring the link to `states`, a no-op where it has them; MIN_STEP_S after the last step at the soonest."""
+        if states == self.states and self._known:
+            return
+        before = dict(self.states)
+        last_ns = max((applied.t_applied_ns for applied in self.applied.values()), default=0)
+        await asyncio.sleep(max(0.0, MIN_STEP_S - (time.monotonic_ns() - last_ns) / 1e9))
+        try:
+            await self.apply(states, layer)
+        except LinkError:
+            try:  # half of it may have been done
+                await self.apply(before, layer)
+            except LinkError as again:
+                _log.error("the link is neither what it was nor what was asked: %s", again)
+            raise
 
     async def counters(self) -> dict[str, Counters]:
         return {direction: await shaper.counters() for direction, shaper in self.shapers.items()}
@@ -155,13 +281,19 @@ class Agent:
         """What GET /link answers: per direction asked (LinkState), kept (read back now), applied, counters."""
         answer: dict[str, Any] = {}
         counted = await self.all_counters()
+        outages = await self.outages.read_back()
         for direction, shaper in self.shapers.items():
             kept = [command for command in await shaper.read_back() if isinstance(command, RateClass)]
             asked, applied = self.states.get(direction), self.applied.get(direction)
+            line = counted[direction]["delay_line"] or {}
+            stalled = "stall" if line.get("asked", {}).get("stalled") else None
             answer[direction] = {
                 "interface": self.config.interfaces[direction],
                 "asked": dataclasses.asdict(asked) if asked else None,
+                "base": dataclasses.asdict(self.base[direction]) if asked else None,
+                "layers": [layer.spec.name for layer in self.layers],
                 "kept": {command.handle: dataclasses.asdict(command) for command in kept},
+                "outage_kept": outages[direction] or stalled,
                 "applied": dataclasses.asdict(applied) if applied else None,
                 "counters": counted[direction],
             }
@@ -177,7 +309,8 @@ class Agent:
             for direction, now in (await self.counters()).items():
                 state = self.states.get(direction)
                 traffic = (now.kv.sent_bytes, now.control.sent_bytes, now.kv.drops, now.kv.backlog_bytes)
-                writer.writerow((now.t_ns, direction, *traffic, state.rate_bps if state else "", now.direct_packets))
+                rate_bps = "" if state is None else 0.0 if state.outage else state.rate_bps
+                writer.writerow((now.t_ns, direction, *traffic, rate_bps, now.direct_packets))
                 if now.direct_packets:
                     _log.error("%s: %d packets left unshaped; the run is invalid", direction, now.direct_packets)
             self.counters_csv.flush()
@@ -186,18 +319,29 @@ class Agent:
 
 
 def application(agent: Agent) -> web.Application:
-    """The agent's HTTP interface; the module's docstring lists it."""
+    """The agent's HTTP interface; the module's docstring lists it.
+
+    To be served with `handler_cancellation`: that is how a layer's connection is known to be closed.
+    """
 
     async def get_link(_: web.Request) -> web.Response:
         return web.json_response(await agent.describe())
 
     async def put_link(request: web.Request) -> web.Response:
-        try:
-            body = await request.json()
-        except ValueError as wrong:
-            raise LinkError(f'body: not JSON ({wrong}); send e.g. {{"rate_bps": 1e8}}', "body") from wrong
-        await agent.put(body)
+        await asyncio.shield(agent.put(await json_body(request, '{"rate_bps": 1e8}')))
         return web.json_response(await agent.describe())
+
+    async def post_layers(request: web.Request) -> web.StreamResponse:
+        layer = await agent.open(await json_body(request, '{"name": "dip", "t0_ns": 1, "steps": []}'))
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            async with aclosing(play(agent, layer)) as rows:
+                async for row in rows:
+                    await response.write(json.dumps(row).encode() + b"\n")
+            return response
+        finally:
+            agent.close(layer)
 
     async def get_counters(_: web.Request) -> web.Response:
         return web.json_response(await agent.all_counters())
@@ -213,8 +357,23 @@ def application(agent: Agent) -> web.Application:
             return web.json_response({"error": error}, status=status, dumps=lambda data: json.dumps(data, default=repr))
 
     app = web.Application(middlewares=[refusals])
-    app.add_routes([web.get("/link", get_link), web.put("/link", put_link), web.get("/counters", get_counters)])
+    app.add_routes(
+        [
+            web.get("/link", get_link),
+            web.put("/link", put_link),
+            web.post("/layers", post_layers),
+            web.get("/counters", get_counters),
+        ]
+    )
     return app
+
+
+async def json_body(request: web.Request, example: str) -> object:
+    """The request's body. Raises LinkError where it is no JSON."""
+    try:
+        return await request.json()
+    except ValueError as wrong:
+        raise LinkError(f"body: not JSON ({wrong}); send e.g. {example}", "body") from wrong
 
 
 async def run(config: AgentConfig) -> None:
@@ -234,10 +393,11 @@ async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, 
         }
         keeper = Keeper(config.interfaces, Path(config.socket).with_name("delay-line.sock"), config.seed)
         stack.push_async_callback(keeper.close)
-        agent = Agent(config, shapers, keeper, applied_log, counters_csv)
-        await agent.apply(config.states())
-        runner = web.AppRunner(application(agent), access_log=None)
+        agent = Agent(config, shapers, keeper, Outages(config.interfaces), applied_log, counters_csv)
+        await agent.start()
+        runner = web.AppRunner(application(agent), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         stack.push_async_callback(runner.cleanup)
+        stack.callback(agent.leaving.set)
         await runner.setup()
         Path(config.socket).unlink(missing_ok=True)
         stack.callback(Path(config.socket).unlink, missing_ok=True)

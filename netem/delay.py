@@ -40,11 +40,18 @@ class Line:
     def __init__(self, direction: str, number: int, seed: int) -> None:
         self.holding = Holding(f"{seed}/{direction}")
         self.queue = Queue(number, self.holding.arrive)
+        self._stall_overflowed = 0
+        self._overflowed_before: int | None = None  # the present stall, while there is one
 
     def set(self, asked: Impairment) -> None:
         """From here on; what waits is neither lost nor overtaken. With loss, super-packets are cut first."""
         self.queue.set(asked.limit_packets, whole_super_packets=not asked.loss)
-        self.holding.set(asked)
+        if asked.stalled and self._overflowed_before is None:
+            self._overflowed_before = self.queue.dropped()
+        elif not asked.stalled and self._overflowed_before is not None:
+            self._stall_overflowed += self.queue.dropped() - self._overflowed_before
+            self._overflowed_before = None
+        self.holding.set(asked, time.monotonic_ns())
 
     def release(self) -> None:
         newest = self.holding.release(time.monotonic_ns())
@@ -52,14 +59,21 @@ class Line:
             self.queue.accept(newest)
 
     def describe(self) -> dict[str, Any]:
-        """Packets held now, passed, lost on purpose, overflowed (queue full); how late they left, in seconds."""
-        holding, late = self.holding, self.holding.lateness
+        """Packets held now, passed, lost on purpose, overflowed (queue full); how late they left, in seconds.
+
+        `stall_overflowed`: those that a stall had no room for, which is what a long stall does, and no fault.
+        """
+        holding, late, dropped = self.holding, self.holding.lateness, self.queue.dropped()
+        in_stalls = self._stall_overflowed
+        if self._overflowed_before is not None:
+            in_stalls += dropped - self._overflowed_before
         return {
             "asked": asdict(holding.impairment),
             "held": holding.held,
             "passed": holding.passed,
             "lost": holding.lost,
-            "overflowed": self.queue.dropped(),
+            "overflowed": dropped - in_stalls,
+            "stall_overflowed": in_stalls,
             "verdict_errors": self.queue.verdict_errors,
             "late_p50_s": late.quantile_s(0.5),
             "late_p99_s": late.quantile_s(0.99),

@@ -4,6 +4,9 @@ A packet that arrives at t is due at t + delay + jitter(t), and never before the
 continuous function of time between -jitter_s and +jitter_s, straight between seeded knots that stand 4 jitter_s apart:
 it falls by at most half of what time advances, so that it never reorders, and its mean is the delay itself however
 dense the packets are (independent draws that may not overtake push a dense stream to delay + jitter).
+
+In a stall the line's own clock stands still: what waits keeps its pace once it goes on, what came meanwhile is due one
+delay later, and nobody was late.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Jitter:
 
 
 class Holding:
-    """One direction's packets, in order. Ids grow; what is lost is not held."""
+    """One direction's packets, in order. Ids grow; what is lost is not held. Times passed in are the machine's."""
 
     def __init__(self, seed: str) -> None:
         self.impairment = Impairment()
@@ -77,6 +80,8 @@ class Holding:
         self._waiting: deque[tuple[int, int]] = deque()  # (due ns, id)
         self._newest_due_ns = 0
         self._delay_ns = 0
+        self._stopped_ns: int | None = None  # the line's clock, while it stands
+        self._behind_ns = 0  # how far it is behind the machine's, by all stalls that are over
         self._loss_random = Random(f"{seed}/loss")
         self._jitter = Jitter(Random(f"{seed}/jitter"))
 
@@ -86,11 +91,16 @@ class Holding:
 
     @property
     def due_ns(self) -> int | None:
-        """When the first of those waiting is to leave; None with none."""
-        return self._waiting[0][0] if self._waiting else None
+        """When the first of those waiting is to leave; None with none, and in a stall."""
+        return self._waiting[0][0] + self._behind_ns if self._waiting and self._stopped_ns is None else None
 
-    def set(self, impairment: Impairment) -> None:
-        """From here on; what waits keeps its due time, and what comes later stays behind it."""
+    def set(self, impairment: Impairment, now_ns: int) -> None:
+        """From here on; what waits keeps its due time but for stalls, and what comes later stays behind it."""
+        if impairment.stalled and self._stopped_ns is None:
+            self._stopped_ns = now_ns - self._behind_ns
+        elif not impairment.stalled and self._stopped_ns is not None:
+            self._behind_ns = now_ns - self._stopped_ns
+            self._stopped_ns = None
         if impairment.jitter_s != self.impairment.jitter_s:
             self._jitter.set(round(impairment.jitter_s * 1e9))
         self.impairment = impairment
@@ -102,15 +112,21 @@ class Holding:
         if loss and self._loss_random.random() < loss:
             self.lost += 1
             return False
-        self._newest_due_ns = max(self._newest_due_ns, t_ns + self._delay_ns + self._jitter.at(t_ns))
+        line_ns = t_ns - self._behind_ns
+        if self._stopped_ns is not None and line_ns > self._stopped_ns:
+            line_ns = self._stopped_ns
+        self._newest_due_ns = max(self._newest_due_ns, line_ns + self._delay_ns + self._jitter.at(line_ns))
         self._waiting.append((self._newest_due_ns, packet))
         return True
 
     def release(self, now_ns: int) -> int | None:
         """The id up to which everything is due by now (None: nothing is), which the caller lets go in order."""
         waiting, newest = self._waiting, None
-        while waiting and waiting[0][0] <= now_ns:
+        if self._stopped_ns is not None:
+            return None
+        line_ns = now_ns - self._behind_ns
+        while waiting and waiting[0][0] <= line_ns:
             due_ns, newest = waiting.popleft()
             self.passed += 1
-            self.lateness.add(now_ns - due_ns)
+            self.lateness.add(line_ns - due_ns)
         return newest

@@ -1,7 +1,7 @@
 """Starts the delay line, sets it, watches it and starts it again: the agent's side of `delay.py`.
 
-The line is started when a direction first asks for delay, jitter or loss, and stays from then on, so that no packet
-ever overtakes another by a way round it. The rules that lead into it stay when it dies: what it held is lost and
+The line is started when a direction first asks for delay, jitter, loss or a stall, and stays from then on, so that no
+packet ever overtakes another by a way round it. The rules that lead into it stay when it dies: what it held is lost and
 nothing passes until the next one serves, an outage that is counted. An agent finds the line of the one before it.
 """
 
@@ -79,6 +79,13 @@ class Keeper:
                 self._wanted = before
                 raise
             return changed
+
+    async def prepare(self) -> None:
+        """Have the line there, so that what is asked of it later holds at once. Raises LinkError where it cannot be."""
+        async with self._turn:
+            if not self.on:
+                self._wanted = {way: self._wanted.get(way, Impairment()) for way in self._interfaces}
+                await self._start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:
         """By direction the line's figures (`netem.delay.Line.describe`), and the process's beside them; {} while off.

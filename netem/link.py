@@ -10,9 +10,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args
 
 DIRECTIONS = ("to_pd", "to_prfaas")
+OutageKind = Literal["stall", "blackhole", "down"]
+OUTAGES: tuple[OutageKind, ...] = get_args(OutageKind)
+"""From the mildest to the hardest: where two hold at once, the later in this order is what happens."""
 
 MIN_RATE_BPS = 1e6  # below, an htb class stays dead for a minute after a step; an outage is not a tiny rate
 MAX_RATE_BPS = 400e9  # a packet then takes 30 ns; htb counts whole nanoseconds
@@ -57,6 +60,12 @@ class LinkState:
     guaranteed rate beside it, not borrowed from the KV's. `mtu` is the interfaces' (bytes), fixed when they are made.
     `delay_s` is one-way, on top of what the queue takes; `jitter_s` moves it by at most that much either way, without
     reordering; `loss` is the fraction of packets that never arrive, whichever class they are of.
+
+    `outage`: nothing arrives, of either class, until it is None again. "stall": packets wait in the delay line, as if
+    its clock stood still, and then go on in order; at most `Impairment.limit_packets` wait, and what is let go at once
+    has the room of the shaper's queue (`queue_bytes`). "blackhole": packets are dropped before the delay line; those in
+    it or in the shaper's queue still arrive. "down": the direction's interface in the WAN is down, which cuts *both*
+    directions at that end of the link and loses what waited there; senders are told that there is no route.
     Raises LinkError for what cannot be had.
     """
 
@@ -66,6 +75,7 @@ class LinkState:
     delay_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
+    outage: OutageKind | None = None
 
     def __post_init__(self) -> None:
         for field in ("rate_bps", "control_rate_bps"):
@@ -78,6 +88,8 @@ class LinkState:
             remedy = "a packet cannot arrive before it is sent; lower jitter_s, or raise delay_s"
             _refuse("jitter_s", self.jitter_s, f"is more than delay_s = {self.delay_s}", remedy)
         _check_loss("loss", self.loss)
+        if self.outage is not None and self.outage not in OUTAGES:
+            _refuse("outage", self.outage, "is no outage", f"use {', '.join(OUTAGES)}, or null for none")
 
 
 def _number(field: str, value: object) -> float:
@@ -245,23 +257,26 @@ class Impairment:
     """What the delay line does to one direction; one-way, wall seconds, `loss` a fraction of packets.
 
     `limit_packets`: what may wait in it, 1.5 x rate x delay in packets of the MTU and a burst, so that it loses none.
+    `stalled`: nothing leaves.
     """
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
     limit_packets: int = _DELAY_LINE_FLOOR
+    stalled: bool = False
 
     @property
     def does_something(self) -> bool:
-        return bool(self.delay_s or self.loss)
+        return bool(self.delay_s or self.loss or self.stalled)
 
 
 def impairment(state: LinkState) -> Impairment:
     """What `state` asks of the delay line."""
     waiting_bytes = 1.5 * state.rate_bps / 8 * (state.delay_s + state.jitter_s)
     packets = math.ceil(waiting_bytes / (state.mtu + _ETHERNET_BYTES))
-    return Impairment(state.delay_s, state.jitter_s, state.loss, _DELAY_LINE_FLOOR + packets)
+    limit_packets = _DELAY_LINE_FLOOR + packets
+    return Impairment(state.delay_s, state.jitter_s, state.loss, limit_packets, state.outage == "stall")
 
 
 def plan(state: LinkState) -> tuple[Command, ...]:

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby, pairwise
-from typing import Any, ClassVar, Final, Literal, Protocol, get_args
+from typing import Any, ClassVar, Final, Protocol
 
 from netem.courses import (
     Constant,
@@ -33,14 +33,13 @@ from netem.courses import (
     refuse,
     seconds,
 )
-from netem.link import LinkError, parse_rate
+from netem.link import OUTAGES, LinkError, OutageKind, parse_rate
 from netem.schedule_files import Csv, Mahimahi
 from netem.token_bucket import TokenBucketSpec
 
 MIN_STEP_S: Final = 0.05
 """How close steps may be on the wire, wall seconds (network design page, rule 6)."""
 MOST_POINTS: Final = 5_000_000
-OutageKind = Literal["stall", "blackhole", "down"]
 _ROOM = 1 - 1e-9  # for rounding in times
 
 
@@ -74,9 +73,8 @@ class Outage:
     def __post_init__(self) -> None:
         number("at_s", self.at_s, 0.0)
         seconds("duration_s", self.duration_s)
-        if self.kind not in get_args(OutageKind):
-            hint = _near(self.kind, get_args(OutageKind))
-            refuse("kind", self.kind, "is no outage", f"{hint}use {', '.join(get_args(OutageKind))}")
+        if self.kind not in OUTAGES:
+            refuse("kind", self.kind, "is no outage", f"{_near(self.kind, OUTAGES)}use {', '.join(OUTAGES)}")
 
     @property
     def end_s(self) -> float:

@@ -46,13 +46,17 @@ class TokenBucketSpec:
 
 
 class TokenBucket:
-    """The bucket of one direction, as it is at the last look. Times in s, from 0 on; bits as they are on the wire."""
+    """The bucket of one direction, as it is at the last look. Times in s, from 0 on; bits as they are on the wire.
 
-    def __init__(self, spec: TokenBucketSpec) -> None:
+    resume_s, look_s: in the clock's own seconds, see RESUME_S and LOOK_S, which are model seconds.
+    """
+
+    def __init__(self, spec: TokenBucketSpec, *, resume_s: float = RESUME_S, look_s: float = LOOK_S) -> None:
         self.spec = spec
+        self._look_s = look_s
         self._budget = spec.budget_bytes * 8
         self._refill = spec.base_bps if spec.refill_bps is None else spec.refill_bps
-        self._resume = min(self._budget, spec.peak_bps * RESUME_S)
+        self._resume = min(self._budget, spec.peak_bps * resume_s)
         self._tokens = self._budget if spec.initial_bytes is None else spec.initial_bytes * 8
         self._at_s, self._sent = 0.0, 0.0
         self._full_rate = self._tokens > _BIT
@@ -78,7 +82,7 @@ class TokenBucket:
             wait_s = self._tokens / (self.spec.peak_bps - self._refill)
         else:
             wait_s = (self._resume - self._tokens) / self._refill
-        return self._at_s + max(LOOK_S, wait_s)
+        return self._at_s + max(self._look_s, wait_s)
 
 
 def saturated(spec: TokenBucketSpec, end_s: float) -> list[Point]:

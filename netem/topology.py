@@ -35,6 +35,7 @@ _SITE_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:01", "pd": "02:77:02:0
 _WAN_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:02", "pd": "02:77:02:00:00:02"}
 _CLONE_NEWNET = 0x40000000
 _NUD_PERMANENT = 0x80
+_IFF_UP = 1
 _RTO_MAX_MS = "ipv4/tcp_rto_max_ms"
 _TRIES = "255"
 _PRIVILEGE_REMEDY = (
@@ -123,6 +124,32 @@ def build(settings: TopologySettings | None = None) -> Topology:
             os.close(fd)
         raise
     return Topology(fds, settings, algorithms[0], in_namespace(fds["pd"], _rto_max_s))
+
+
+def set_wan_interface(interface: str, up: bool) -> None:
+    """In the WAN's namespace: take down an interface of WAN_INTERFACES, or bring it up again with all that `build` gave
+    it, and read that back. Idempotent. Raises LinkError."""
+    site = next(site for site in ADDRESSES if interface == f"w-{site}")
+    with IPRoute() as ip:
+        index = _index(ip, interface)
+        try:
+            ip.link("set", index=index, state="up" if up else "down")
+            if up:  # its address stays, and the kernel routes to it again; the neighbour went with the interface
+                _replace_neighbour(ip, index, ADDRESSES[site], _SITE_MAC[site])
+        except NetlinkError as refused:
+            what = f"interface {interface}: the kernel did not take it {'up' if up else 'down'} ({refused})"
+            raise LinkError(f"{what}; {_PRIVILEGE_REMEDY if refused.code == errno.EPERM else _DOCTOR}") from refused
+        if is_up(interface) != up:
+            raise LinkError(f"interface {interface}: did not get {'up' if up else 'down'}; {_DOCTOR}")
+        if up:
+            _verify_restored(ip, index, interface, site)
+
+
+def is_up(interface: str) -> bool:
+    """Whether an interface of this network namespace is up, as the kernel has it. Raises LinkError where it is not."""
+    with IPRoute() as ip:
+        link: Any = next(iter(ip.get_links(_index(ip, interface))))
+        return bool(link["flags"] & _IFF_UP)
 
 
 def new_namespace() -> int:
@@ -218,8 +245,12 @@ def _configure(ip: IPRoute, name: str, address: str, neighbour: str, neighbour_m
     index = _index(ip, name)
     ip.link("set", index=index, state="up")
     ip.addr("add", index=index, address=address, prefixlen=_PREFIX)
+    _replace_neighbour(ip, index, neighbour, neighbour_mac)
+
+
+def _replace_neighbour(ip: IPRoute, index: int, address: str, mac: str) -> None:
     # A permanent neighbour: no ARP waits in the KV's queue, or is lost in an outage.
-    ip.neigh("add", ifindex=index, dst=neighbour, lladdr=neighbour_mac, state=_NUD_PERMANENT)
+    ip.neigh("replace", ifindex=index, dst=address, lladdr=mac, state=_NUD_PERMANENT)
 
 
 def _add_route(settings: TopologySettings, site: str) -> None:
@@ -284,6 +315,22 @@ def _verify_wan(settings: TopologySettings) -> None:
     with IPRoute() as ip:
         for site, address in WAN_ADDRESSES.items():
             _verify_interface(ip, f"w-{site}", address, settings.mtu)
+
+
+def _verify_restored(ip: IPRoute, index: int, interface: str, site: str) -> None:
+    """What a down interface has lost, and the address that it had."""
+    addresses = {a.get_attr("IFA_LOCAL") for a in ip.get_addr(index=index)}
+    routes = {r.get_attr("RTA_DST") for r in ip.get_routes(family=2, oif=index) if r["dst_len"] == _PREFIX}
+    neighbours = {
+        n.get_attr("NDA_DST"): n.get_attr("NDA_LLADDR")
+        for n in ip.get_neighbours(ifindex=index)
+        if n["state"] & _NUD_PERMANENT
+    }
+    network = ADDRESSES[site].rpartition(".")[0] + ".0"
+    kept = (WAN_ADDRESSES[site] in addresses, network in routes, neighbours.get(ADDRESSES[site]) == _SITE_MAC[site])
+    if not all(kept):
+        what = f"addresses {sorted(map(str, addresses))}, routes {sorted(map(str, routes))}, neighbours {neighbours}"
+        raise LinkError(f"interface {interface}: up again, but the kernel kept {what}; start anew: prfaas down")
 
 
 def _verify_interface(ip: IPRoute, name: str, address: str, mtu: int) -> None:

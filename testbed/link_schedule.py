@@ -7,12 +7,13 @@ a schedule are never closer than the wire can take them (`netem.schedule.MIN_STE
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from netem.courses import Steps
+from netem.courses import Point, Steps
 from netem.link import LinkError
 from netem.schedule import MIN_STEP_S, Schedule, data_of, from_data
 from netem.token_bucket import TokenBucketSpec, saturated
@@ -66,14 +67,28 @@ def link_changes(scenario: Scenario) -> list[LinkStep]:
     end_s = lasts_s
     while (steps := schedule.steps(0.0, end_s, min_step_s))[-1][1] == 0:
         end_s *= 2
-    changes, now_bps = [], scenario.link.rate_bps
-    for at_s, rate_bps in steps:
+    changes: list[LinkStep] = []
+    now_bps, now_kind = scenario.link.rate_bps, None
+    for at_s, rate_bps in _with_kinds(steps, schedule):
         if at_s >= lasts_s and now_bps > 0:
             break
-        if rate_bps != now_bps:
-            changes.append(LinkStep(at_s, now_bps, rate_bps, TRIGGER))
-            now_bps = rate_bps
+        kind = schedule.outage(at_s) if rate_bps == 0 else None
+        if (rate_bps, kind) != (now_bps, now_kind):
+            changes.append(LinkStep(at_s, now_bps, rate_bps, TRIGGER, kind))
+            now_bps, now_kind = rate_bps, kind
     return changes
+
+
+def _with_kinds(steps: list[Point], schedule: Schedule) -> list[Point]:
+    """The steps, and where one kind of outage follows another without a rate between them."""
+    edges = {edge_s for one in schedule.outages for edge_s in (one.at_s, one.end_s)} - {at_s for at_s, _ in steps}
+    inside = [
+        (edge_s, 0.0)
+        for (from_s, rate_bps), (to_s, _) in pairwise([*steps, (math.inf, 0.0)])
+        for edge_s in edges
+        if rate_bps == 0 and from_s < edge_s < to_s
+    ]
+    return sorted([*steps, *inside])
 
 
 def link_steps(scenario: Scenario) -> list[tuple[float, float]]:

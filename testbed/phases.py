@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import Field, model_validator
 
+from netem.link import OutageKind
 from testbed.scenario_workload import (
     Arrivals,
     Count,
@@ -129,16 +130,24 @@ def link_rates(phases: Sequence[Phase], link_bps: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LinkStep:
-    """A change of the link's rate, bits/s, at a model second. trigger: what brings it about, such as a phase."""
+    """A change of the link's rate, bits/s, at a model second. trigger: what brings it about, such as a phase.
+
+    outage: how the link is cut from then on, where the rate is 0.
+    """
 
     at_s: float
     before_bps: float
     rate_bps: float
     trigger: str
+    outage: OutageKind | None = None
 
     def event(self, at_s: float, direction: str, before_bps: float) -> dict[str, Any]:
-        """The step as a row of the timeline: when it really was, and from what, in one direction."""
-        words = {"t_s": at_s, "direction": direction, "kind": "link", "node": "", "trigger": self.trigger}
+        """The step as a row of the timeline: when it really was, and from what, in one direction.
+
+        An outage is a rate of 0, and its kind stands with what brings it about: "schedule: blackhole".
+        """
+        trigger = f"{self.trigger}: {self.outage}" if self.outage else self.trigger
+        words = {"t_s": at_s, "direction": direction, "kind": "link", "node": "", "trigger": trigger}
         return {**words, "before": before_bps, "after": self.rate_bps}
 
 

@@ -5,6 +5,8 @@ asyncio; both answer decoded JSON and raise `TestbedError` with a text for the u
 import http.client
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,23 @@ class UnixClient:
     def put(self, path: str, body: Any = None) -> Any:
         return self._request("PUT", path, body)
 
+    def stream(self, path: str, body: Any) -> "Stream":
+        """POST whose answer is lines of JSON, for as long as both sides keep it open."""
+        connection = _Connection(self.path, self.timeout_s)
+        try:
+            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            sock, response = connection.sock, connection.getresponse()
+            if response.status >= 400:
+                _decode(self.path, response.status, response.read())
+            sock.settimeout(None)
+            return Stream(connection, sock, response)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _unreachable(self.path, error) from None
+        except TestbedError:
+            connection.close()
+            raise
+
     def _request(self, method: str, path: str, body: Any) -> Any:
         connection = _Connection(self.path, self.timeout_s)
         try:
@@ -47,6 +66,26 @@ class UnixClient:
             raise _unreachable(self.path, error) from None
         finally:
             connection.close()
+
+
+class Stream:
+    """An answer that comes line by line. Iterating, once, ends when either side closes it or the server is lost."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, sock: socket.socket, response: http.client.HTTPResponse
+    ) -> None:
+        self._connection, self._sock, self._response = connection, sock, response
+
+    def __iter__(self) -> Iterator[Any]:
+        with suppress(OSError, http.client.HTTPException, ValueError):  # cut off, perhaps within a line
+            while line := self._response.readline():
+                yield json.loads(line)
+        self._connection.close()
+
+    def close(self) -> None:
+        """End it, from any thread; who iterates then lets go of it."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class AsyncUnixClient:

@@ -58,6 +58,22 @@ class FakeKeeper:
         return {way: {"deaths": 0} for way, asked in self.wanted.items() if asked.does_something}
 
 
+class FakeOutages:
+    """A kernel that drops and takes down as asked."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Any] = {"to_pd": None, "to_prfaas": None}
+
+    async def apply(self, wanted: dict[str, Any]) -> set[str]:
+        wanted = {way: None if kind == "stall" else kind for way, kind in wanted.items()}
+        changed = {way for way in wanted if wanted[way] != self.now[way]}
+        self.now = wanted
+        return changed
+
+    async def read_back(self) -> dict[str, Any]:
+        return self.now
+
+
 VALID: dict[str, Any] = {
     "socket": "s",
     "interfaces": {"to_pd": "w-pd", "to_prfaas": "w-prfaas"},
@@ -73,8 +89,9 @@ async def agent() -> Agent:
     config = AgentConfig(**VALID, sample_s=0.01)
     shapers: Any = {direction: FakeShaper() for direction in config.interfaces}
     keeper: Any = FakeKeeper()
-    made = Agent(config, shapers, keeper, io.StringIO(), io.StringIO())
-    await made.apply(config.states())
+    outages: Any = FakeOutages()
+    made = Agent(config, shapers, keeper, outages, io.StringIO(), io.StringIO())
+    await made.start()
     return made
 
 

@@ -32,7 +32,7 @@ class Draws(Random):
 
 def holding(**impairment: float) -> Holding:
     made = Holding("seed")
-    made.set(Impairment(**impairment))
+    made.set(Impairment(**impairment), 0)
     return made
 
 
@@ -59,7 +59,7 @@ def test_a_release_names_the_newest_of_all_that_are_due() -> None:
 def test_a_shorter_delay_never_overtakes_what_waits() -> None:
     line = holding(delay_s=0.080)
     line.arrive(1, 0)
-    line.set(Impairment(delay_s=0.005))
+    line.set(Impairment(delay_s=0.005), 5 * MS)
     line.arrive(2, 10 * MS)
     line.arrive(3, 90 * MS)
     assert line.release(79 * MS) is None
@@ -108,7 +108,7 @@ def test_a_loss_is_a_draw_a_packet_and_the_lost_are_not_held() -> None:
 def test_losses_are_those_of_the_seed() -> None:
     first, again, other = Holding("7/to_pd"), Holding("7/to_pd"), Holding("7/to_prfaas")
     for line in (first, again, other):
-        line.set(Impairment(loss=0.5))
+        line.set(Impairment(loss=0.5), 0)
     lost = [[line.arrive(packet, 0) for packet in range(64)] for line in (first, again, other)]
     assert lost[0] == lost[1] != lost[2]
 
@@ -130,7 +130,7 @@ def test_lateness_is_read_from_its_buckets_and_the_maximum_is_exact() -> None:
 
 @pytest.mark.parametrize("mechanism", [NATIVE, COMPAT])
 def test_a_rule_is_understood_as_it_was_written(mechanism: str) -> None:
-    assert understand(rule(mechanism, "w-pd", 2)) == ("w-pd", 2)
+    assert understand(rule(mechanism, "w-pd", 2)) == (mechanism, "w-pd", 2)
 
 
 def test_a_rule_carries_no_bypass() -> None:
