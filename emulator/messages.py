@@ -310,7 +310,9 @@ class Telemetry(Message, frozen=True, gc=False):
     """A node's own account of itself at t_s. Counters are cumulative since the node's epoch.
 
     kv_landed_bytes: verified KV by the prefill node it came from, model bytes; wire_landed_bytes: the same as bytes
-    on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds. slowdown: of a Hinder.
+    on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds. slowdown: of a Hinder. On the wire
+    also: held_blocks, those of its pool that a prefill or transfer holds; open_transfers, sent and not acknowledged
+    whole, or expected and not landed; lost_connections, of its KV connections to others.
     """
 
     node: str
@@ -329,6 +331,9 @@ class Telemetry(Message, frozen=True, gc=False):
     late_max_s: float
     paths: tuple[PathSample, ...] = ()
     slowdown: float = 1.0
+    held_blocks: int = 0
+    open_transfers: int = 0
+    lost_connections: int = 0
 
 
 # control connection only

@@ -346,9 +346,10 @@ class Worker:
         if self._gateway is None:
             return
         machine, now_s = self.machine, self.clock.now_s()
-        outbox_bytes = landing_bytes = queued_tokens = waiting_grants = 0
+        outbox_bytes = landing_bytes = queued_tokens = waiting_grants = held_blocks = 0
         if isinstance(machine, PrefillInstance):
             queued_tokens, outbox_bytes = machine.queued_tokens, machine.outbox_used
+            held_blocks = machine.pool.referenced_blocks if machine.pool is not None else 0
         else:
             landing_bytes, waiting_grants = machine.landing_used, machine.waiting_grants
         self._gateway.send(
@@ -369,6 +370,9 @@ class Worker:
                 late_max_s=self.lateness.max_s,
                 paths=tuple(self._in_model_units(path) for path in self.sender.paths()),
                 slowdown=machine.slowdown,
+                held_blocks=held_blocks,
+                open_transfers=self.sender.live_transfers + self.receiver.expected,
+                lost_connections=self.sender.lost_connections,
             )
         )
         self._telemetry = self._loop.call_later(self.config.telemetry_s / self.clock.scale, self._report)

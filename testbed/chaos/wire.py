@@ -299,7 +299,10 @@ def account_checks(totals: dict[str, Any]) -> list[Check]:
     if accounts is None:
         return [Check("the workers' last accounts", False, "the gateway was lost")]
     out = [Check("control: requests under way", not totals["in_flight"], totals["in_flight"])]
-    keys = ("queued_requests", "queued_tokens", "running_requests", "outbox_bytes", "landing_bytes", "waiting_grants")
+    keys = (
+        "queued_requests", "queued_tokens", "running_requests", "outbox_bytes", "landing_bytes", "waiting_grants",
+        "held_blocks", "open_transfers",
+    )  # fmt: skip
     for node, account in accounts.items():
         left = {key: account[key] for key in keys if account[key]}
         if account["slowdown"] != 1:

@@ -52,16 +52,12 @@ def test_without_one_a_stalled_connection_breaks_and_a_dial_is_short(
 
 
 @pytest.mark.parametrize("rto_max_ms", ["1000\n", None])
-def test_an_end_asks_after_the_other_and_does_not_give_up_during_any_outage(
+def test_an_end_asks_after_the_other_so_that_half_a_connection_does_not_stay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: list[socket.socket], rto_max_ms: str | None
 ) -> None:
     kernel_says(monkeypatch, tmp_path, rto_max_ms)
     for end in ends:
         outages.prepare(end)
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        first_s, every_s, times = (
-            end.getsockopt(socket.IPPROTO_TCP, option)
-            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        )
-        assert first_s <= 10
-        assert every_s * times > 120
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) <= 5
