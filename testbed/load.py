@@ -35,6 +35,7 @@ from testbed.launch.state import StateDir, TestbedError
 from testbed.linksteps import LinkSteps
 from testbed.policies import load_policy, wants_future
 from testbed.report.accounts import Accounts
+from testbed.report.link_files import LinkReport
 from testbed.report.provenance import provenance
 from testbed.report.summary import EXIT_CODES, LinkFigures, Meter, summarise
 from testbed.report.tables import request_table
@@ -258,7 +259,9 @@ def run_load(
         "load_id": load["id"],
         **figures,
     }
-    write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state))
+    link_report = LinkReport.of_run(timeline, requests, summary)
+    summary["link_doctor"] = link_report.told.to_json()
+    write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state), link_report)
     exit_code = INCONCLUSIVE if replay.interrupted else EXIT_CODES[summary["verdict"]["status"]]
     return Outcome(out, summary, exit_code, requests, totals)
 

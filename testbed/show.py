@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from testbed.policies import CAVEAT
+from testbed.report.link_words import doctor_line
 from testbed.report.phase_table import phase_cells
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ def show_summary(summary: dict[str, Any]) -> None:
     _show_phases(summary["phases"])
     if summary["clock"] == "wire":
         _show_wire(link, meter)
+    if doctor := doctor_line(summary):
+        out.print(doctor, style="yellow", markup=False)
     for kind, count in summary["policy_errors"].items():
         out.print(f"the policy failed {count} times: {kind} (contained: a fallback decided)", style="yellow")
     if summary["policy_error"]:

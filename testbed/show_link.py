@@ -11,6 +11,7 @@ from testbed.show import out
 
 if TYPE_CHECKING:
     from netem.capabilities import Capability
+    from testbed.report.link_doctor import Diagnosis
 
 
 def show_link(result: dict[str, Any]) -> None:
@@ -19,13 +20,31 @@ def show_link(result: dict[str, Any]) -> None:
         counters = one["counters"]
         out.print(
             f"{direction}: {one['rate_bps'] / 1e9:g} Gbps ({one['wall']['rate_bps'] / 1e6:g} Mbit/s on the wire, "
-            f"TCP gets {one['wall']['expected_goodput_bps'] / 1e6:.1f}), {_impaired(one)}; "
+            f"TCP gets {one['wall']['expected_goodput_bps'] / 1e6:.1f}), {_impaired(one)}{_cut(one)}; "
             f"sent {counters['kv']['sent_bytes']:,} bytes, "
             f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, "
             f"{counters['direct_packets']} packets unshaped"
         )
         if line := counters.get("delay_line"):
             out.print(f"  {_told_of_line(line)}")
+        if one["layers"]:
+            out.print(f"  laid over it: {', '.join(one['layers'])}", markup=False)
+
+
+def _cut(one: dict[str, Any]) -> str:
+    asked, kept = one["outage"], one["outage_kept"]
+    return f", OUTAGE: {asked or 'none'}{f' (the kernel has {kept})' if kept != asked else ''}" if asked or kept else ""
+
+
+def show_diagnosis(told: Diagnosis) -> None:
+    """What the link doctor says of a run: what is wrong, what limited it when, how the system took that."""
+    for one in told.wrong:
+        out.print(f"wrong: {one.text}", style="bold red", markup=False)
+    for span in told.spans:
+        out.print(span.sentence(), markup=False)
+    for one in told.findings:
+        if one.level == "note":
+            out.print(one.text, markup=False)
 
 
 def _impaired(one: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ from testbed.link_schedule import bucket_of, link_changes, link_steps
 from testbed.phases import LinkStep
 from testbed.policies import load_policy, start_policy, wants_future
 from testbed.report.collect import Collector
+from testbed.report.link_files import LinkReport
 from testbed.report.little import littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
@@ -177,8 +178,11 @@ def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"]
     (out / "scenario.yaml").write_text(result.scenario.to_yaml())
     facts = provenance(result.scenario, result.trace, None)
     (out / "provenance.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
-    (out / "summary.json").write_bytes(orjson.dumps(result.summary, option=orjson.OPT_INDENT_2))
-    (out / "report.md").write_text(markdown(result.summary))
+    link = LinkReport.of_run(result.timeline, result.requests, result.summary)
+    link.write(out)
+    summary = {**result.summary, "link_doctor": link.told.to_json()}
+    (out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    (out / "report.md").write_text(markdown(summary))
     result.timeline.to_csv(out / "timeline.csv", index=False, float_format="%.6f")
     if requests == "csv":
         result.requests.to_csv(out / "requests.csv", index=False, float_format="%.9f")

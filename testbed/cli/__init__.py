@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
 for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.add_typer(results.report_app, name="report", rich_help_panel="Results")
 app.add_typer(parts.link_app, name="link", rich_help_panel="Parts")
 app.add_typer(policy.policy_app, name="policy", rich_help_panel="Parts")
 app.add_typer(parts.trace_app, name="trace", rich_help_panel="Parts")

@@ -1,4 +1,4 @@
-"""A run's results, looked into afterwards: `explain`, `replay-decisions`."""
+"""A run's results, looked into afterwards: `explain`, `replay-decisions`, `report`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import print_json, prints_aside
+from testbed.cli.shared import print_json, prints_aside, say
+
+report_app = typer.Typer(help="What a run's results say, again.", no_args_is_help=True)
 
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="A results folder, or its name in results/.")]
 
@@ -57,3 +59,36 @@ def replay_decisions(
     else:
         show_instead(result)
     raise typer.Exit(0 if result.get("agree", True) else 1)
+
+
+@report_app.command("link")
+def report_link(
+    run: RunArg,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where the page goes, instead of the run's link.html and link.csv."),
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Write nothing: only say it.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """What limited the link when, and what is wrong with it: the link doctor's words, and its page over time."""
+    from testbed.report.link_files import LinkReport
+    from testbed.report.link_words import PAGE
+    from testbed.runs import find_run
+    from testbed.show_link import show_diagnosis
+
+    if text and out is not None:
+        raise typer.BadParameter("--text writes nothing; leave one of both out", param_hint="--out")
+    folder = find_run(run)
+    report = LinkReport.of_folder(folder)
+    if json:
+        print_json({"run": str(folder), **report.told.to_json()})
+    else:
+        show_diagnosis(report.told)
+    if text:
+        return
+    if out is None:
+        report.write(folder)
+    else:
+        report.write_page(out)
+    say(f"page: {out or folder / PAGE}")

@@ -9,6 +9,8 @@ import orjson
 import pandas as pd
 
 from testbed.policies import CAVEAT
+from testbed.report.link_files import LinkReport
+from testbed.report.link_words import doctor_lines
 from testbed.report.phase_table import phase_cells
 from testbed.report.rows import PARTS
 from testbed.scenario import Scenario
@@ -21,13 +23,16 @@ def write_results(
     requests: pd.DataFrame,
     timeline: pd.DataFrame,
     facts: dict[str, Any],
+    link: LinkReport,
 ) -> None:
-    """Write scenario.yaml, provenance.json, requests.csv, timeline.csv, summary.json and report.md into `out`."""
+    """Write scenario.yaml, provenance.json, requests.csv, timeline.csv, link.csv, link.html, summary.json and report.md
+    into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "scenario.yaml").write_text(scenario.to_yaml())
     (out / "provenance.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
     requests.to_csv(out / "requests.csv", index=False, float_format="%.9f")
     timeline.to_csv(out / "timeline.csv", index=False, float_format="%.6f")
+    link.write(out)
     (out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (out / "report.md").write_text(markdown(summary))
 
@@ -74,6 +79,7 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
         _meter(summary["meter"]) if on_wire else "In virtual time: the link is modelled, and nothing is late.",
         "",
+        *doctor_lines(summary),
     ]
     return "\n".join(lines)
 

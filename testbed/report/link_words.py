@@ -1,0 +1,40 @@
+"""The link doctor's words, from a summary's `link_doctor`: for `report.md`, and for the terminal at a run's end."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+CSV: Final = "link.csv"
+PAGE: Final = "link.html"
+SPANS_SHOWN: Final = 8
+"""More of them are for the page."""
+
+
+def doctor_lines(summary: dict[str, Any]) -> list[str]:
+    """The doctor's words as Markdown; none of a summary from before there was one."""
+    told = summary.get("link_doctor")
+    if told is None:
+        return []
+    wrong, notes = ([one for one in told["findings"] if one["level"] == level] for level in ("wrong", "note"))
+    spans = told["spans"][:SPANS_SHOWN]
+    more = len(told["spans"]) - len(spans)
+    return [
+        "## The link",
+        "",
+        f"What limited the run when, on one axis of time: [{PAGE}]({PAGE}) (figures: [{CSV}]({CSV})).",
+        "",
+        *(f"- **wrong**: {one['text']}" for one in wrong),
+        *(f"- {one['sentence']}" for one in spans),
+        *([f"- and {more} spans more"] if more > 0 else ()),
+        *(f"- {one['text']}" for one in notes),
+        "",
+    ]
+
+
+def doctor_line(summary: dict[str, Any]) -> str | None:
+    """One line for the end of a run, when something is wrong with its link."""
+    wrong = [one for one in summary.get("link_doctor", {}).get("findings", ()) if one["level"] == "wrong"]
+    if not wrong:
+        return None
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"link doctor: {wrong[0]['text']}{more}; see {PAGE} in the results, or prfaas report link RUN --text"
