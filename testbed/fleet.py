@@ -56,19 +56,12 @@ def check_link(scenario: Scenario) -> None:
             f"scenario {scenario.name}: link.per_flow_bps = {scenario.link.per_flow_bps:g}: the wire's link has no "
             "caps a flow; leave it out, or take prfaas simulate"
         )
-    if bucket_of(scenario) is not None:
-        raise ScenarioError(
-            f"scenario {scenario.name}: link.schedule.kind = 'token_bucket': the wire's link does not follow what is "
-            "sent yet; take another kind, or prfaas simulate"
-        )
+    if (bucket := bucket_of(scenario)) is not None:
+        for name, rate_bps in (("peak_bps", bucket.peak_bps), ("base_bps", bucket.base_bps)):
+            _wall_bps(scenario, f"link.schedule.{name}", rate_bps)
     for step in link_changes(scenario):
-        what = f"the link's rate from {step.at_s:g} s on ({step.trigger})"
-        if step.rate_bps == 0:
-            raise ScenarioError(
-                f"scenario {scenario.name}: {what} is 0: the wire's link has no outages; leave them out of "
-                "link.schedule, or take prfaas simulate"
-            )
-        _wall_bps(scenario, what, step.rate_bps)
+        if step.outage is None:
+            _wall_bps(scenario, f"the link's rate from {step.at_s:g} s on ({step.trigger})", step.rate_bps)
 
 
 def _wall_bps(scenario: Scenario, what: str, model_bps: float) -> float:

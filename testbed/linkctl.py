@@ -10,11 +10,11 @@ import asyncio
 import math
 import sys
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
-from netem.link import DIRECTIONS, LinkError, expected_goodput_bps
+from netem.link import DIRECTIONS, LinkError, OutageKind, expected_goodput_bps
 from netem.topology import ADDRESSES
 from testbed.launch import client
 from testbed.launch.client import AsyncUnixClient
@@ -46,10 +46,12 @@ def change(
     delay_s: float | None = None,
     jitter_s: float | None = None,
     loss: float | None = None,
+    outage: OutageKind | Literal["none"] | None = None,
 ) -> dict[str, Any]:
     """Change one direction or both while traffic flows, what is given only; what the kernel then had.
 
-    Model bits/s and seconds, one-way; loss is a fraction. Raises TestbedError for what cannot be had.
+    Model bits/s and seconds, one-way; loss is a fraction; the outage "none" ends the one there is. What a load or a
+    fault lays over the link meanwhile stays over it. Raises TestbedError for what cannot be had.
     """
     scale = scenario.scale
     asked = {
@@ -58,7 +60,9 @@ def change(
         "jitter_s": None if jitter_s is None else scale.wall_s(jitter_s),
         "loss": loss,
     }
-    wall = {field: value for field, value in asked.items() if value is not None}
+    wall: dict[str, Any] = {field: value for field, value in asked.items() if value is not None}
+    if outage is not None:
+        wall["outage"] = None if outage == "none" else outage
     answer = client.agent(state).put("/link", wall if direction is None else {direction: wall})
     return {direction: _described(scenario, answer[direction]) for direction in DIRECTIONS}
 
@@ -182,6 +186,8 @@ def _described(scenario: Scenario, one: dict[str, Any]) -> dict[str, Any]:
         "delay_s": delay_s * scale.time_scale,
         "jitter_s": jitter_s * scale.time_scale,
         "loss": asked["loss"],
+        "outage": asked["outage"],
+        "layers": one["layers"],
         "wall": {
             "rate_bps": rate_bps,
             "expected_goodput_bps": expected_bps,
@@ -189,6 +195,7 @@ def _described(scenario: Scenario, one: dict[str, Any]) -> dict[str, Any]:
             "jitter_s": jitter_s,
         },
         "kept": one["kept"],
+        "outage_kept": one["outage_kept"],
         "applied": one["applied"],
         "counters": one["counters"],
     }

@@ -51,23 +51,30 @@ def link_set(
     loss: Annotated[
         float | None, typer.Option("--loss", metavar="FRACTION", help="Packets that never arrive: 0.01 is 1 %.")
     ] = None,
+    outage: Annotated[
+        str | None,
+        typer.Option("--outage", metavar="stall|blackhole|down|none", help="Cut it: packets wait, are lost, no link."),
+    ] = None,
     direction: Annotated[
         str | None, typer.Option("--direction", metavar="to_pd|to_prfaas", help="One direction; both unless given.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Change the link now, while traffic flows."""
-    from netem.link import DIRECTIONS, parse_rate
+    from netem.link import DIRECTIONS, OUTAGES, parse_rate
     from testbed import linkctl
     from testbed.show_link import show_link
 
     if direction not in (None, *DIRECTIONS):
         raise typer.BadParameter(f"{direction!r}: use to_pd or to_prfaas", param_hint="--direction")
-    if rate is None and delay_s is None and jitter_s is None and loss is None:
-        raise typer.BadParameter("nothing to change; give --rate, --delay-s, --jitter-s or --loss")
+    if outage not in (None, "none", *OUTAGES):
+        raise typer.BadParameter(f"{outage!r}: use {', '.join(OUTAGES)} or none", param_hint="--outage")
+    if rate is None and delay_s is None and jitter_s is None and loss is None and outage is None:
+        raise typer.BadParameter("nothing to change; give --rate, --delay-s, --jitter-s, --loss or --outage")
     testbed = running_testbed()
     rate_bps = None if rate is None else parse_rate(rate)
-    asked = {"rate_bps": rate_bps, "delay_s": delay_s, "jitter_s": jitter_s, "loss": loss}
+    asked: dict[str, Any] = {"rate_bps": rate_bps, "delay_s": delay_s, "jitter_s": jitter_s, "loss": loss}
+    asked["outage"] = outage
     result = linkctl.change(testbed.scenario, testbed.state, direction, **asked)
     if json:
         print_json(result)

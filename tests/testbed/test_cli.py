@@ -198,6 +198,7 @@ class TestAUsersError:
             ["plan", "toy", "--nonsense"],
             ["up", "toy", "--port", "70000"],
             ["link", "set", "--rate", "8gbps", "--direction", "up"],
+            ["link", "set", "--outage", "blackout"],
             ["trace", "info", "x.csv", "--map", "nonsense"],
             ["run", "toy", "--rate-rps", "1", "--load-fraction", "0.5"],
         ],

@@ -135,6 +135,14 @@ class TestVirtualTime:
         assert list(zip(rows.t_s, rows.before, rows.after, strict=True))[:2] == [(50, 8e9, 1e9), (100, 1e9, 8e9)]
         assert set(rows.trigger) == {"schedule"}
 
+    def test_tells_the_kind_of_an_outage(self) -> None:
+        outage = "{kind: constant, rate_bps: 8gbps, outages: [{at_s: 30, duration_s: 5, kind: down}]}"
+        timeline = simulate(toy(outage, "workload.load_fraction=0.5", "workload.duration_s=60")).timeline
+        rows = timeline[(timeline.event == "link") & (timeline.direction == "to_pd")]
+        assert list(zip(rows.t_s, rows.after, rows.trigger, strict=True)) == [
+            (30, 0, "schedule: down"), (35, 8e9, "schedule")
+        ]  # fmt: skip
+
     def test_is_slower_on_a_link_that_is_narrow_half_of_the_time(self) -> None:
         wide, varying = (
             simulate(toy(one, "workload.load_fraction=0.8"), policy="naive").summary["ttft_split_s"]["overall"]
@@ -196,20 +204,41 @@ class TestTheWire:
         check_link(scenario)
         assert [(step.at_s, step.rate_bps) for step in link_changes(scenario)] == link_steps(scenario)
 
+    @pytest.mark.parametrize("kind", ["stall", "blackhole", "down"])
+    def test_takes_outages_with_their_kind(self, kind: str) -> None:
+        outages = f"outages: [{{at_s: 30, duration_s: 5, kind: {kind}}}]"
+        scenario = toy(f"{{kind: constant, rate_bps: 8gbps, {outages}}}")
+        check_link(scenario)
+        steps = [(step.at_s, step.rate_bps, step.outage) for step in link_changes(scenario)]
+        assert steps == [(30, 0, kind), (35, 8e9, None)]
+
+    def test_tells_one_kind_of_outage_from_another_that_it_follows(self, tmp_path: Path) -> None:
+        """A recording's window without packets is a stall, and may go on after an outage."""
+        recording = tmp_path / "pauses.txt"
+        recording.write_text(
+            "\n".join(str(ms) for second in (0, 4) for ms in range(second * 1000 + 1, second * 1000 + 1001))
+        )
+        blackhole = "outages: [{at_s: 2, duration_s: 1, kind: blackhole}]"
+        schedule = f"{{kind: mahimahi, file: {recording}, window_s: 1, scale: 100, {blackhole}}}"
+        scenario = toy(schedule, "workload.duration_s=4.5")
+        steps = [(step.at_s, step.rate_bps, step.outage) for step in link_changes(scenario)]
+        assert steps == [
+            (0, 1.2e9, None), (1, 0, "stall"), (2, 0, "blackhole"), (3, 0, "stall"), (4, 1.2e9, None)
+        ]  # fmt: skip
+
+    def test_takes_a_token_bucket(self) -> None:
+        check_link(toy(BUCKET))
+
     @pytest.mark.parametrize(
         ("schedule", "said"),
         [
-            ("{kind: constant, rate_bps: 8gbps, outages: [{at_s: 30, duration_s: 5}]}", "from 30 s on (schedule) is 0"),
             ("{kind: steps, steps: [[0, 8gbps], [9, 10mbit]]}", "from 9 s on (schedule) = 1e+07 x scale.byte_scale"),
+            (BUCKET.replace("400mbit", "10mbit"), "link.schedule.base_bps = 1e+07 x scale.byte_scale"),
         ],
     )
     def test_refuses_what_it_cannot_carry(self, schedule: str, said: str) -> None:
         with pytest.raises(ScenarioError, match=re.escape(said)):
             check_link(toy(schedule))
-
-    def test_refuses_a_token_bucket(self) -> None:
-        with pytest.raises(ScenarioError, match=r"link.schedule.kind = 'token_bucket': the wire's link does not"):
-            check_link(toy(BUCKET))
 
     def test_refuses_caps_a_flow(self) -> None:
         with pytest.raises(ScenarioError, match=r"link.per_flow_bps = 5e\+09: the wire's link has no caps a flow"):

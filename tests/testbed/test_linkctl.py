@@ -13,8 +13,10 @@ from testbed.launch import client
 from testbed.launch.state import StateDir
 from testbed.load import delay_line_faults
 from testbed.scenario import load
+from testbed.show_link import show_link
 
-ASKED = {"rate_bps": 160e6, "mtu": 1500, "delay_s": 0.015, "jitter_s": 0.001, "loss": 0.01}
+COUNTED = {"kv": {"sent_bytes": 1, "drops": 0, "backlog_bytes": 0}, "direct_packets": 0}
+ASKED = {"rate_bps": 160e6, "mtu": 1500, "delay_s": 0.015, "jitter_s": 0.001, "loss": 0.01, "outage": "stall"}
 
 
 class FakeAgent:
@@ -26,7 +28,8 @@ class FakeAgent:
         return self.get(path)
 
     def get(self, path: str) -> dict[str, Any]:
-        one = {"interface": "w", "asked": ASKED, "kept": {}, "applied": {}, "counters": {}}
+        one = {"interface": "w", "asked": ASKED, "layers": ["dip"], "kept": {}, "applied": {}, "counters": COUNTED}
+        one["outage_kept"] = "stall"
         return {"to_pd": one, "to_prfaas": one}
 
 
@@ -44,13 +47,28 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> FakeAgent:
         (None, {"delay_s": 0.3}, {"delay_s": pytest.approx(0.03)}),
         ("to_pd", {"jitter_s": 0.1, "loss": 0.02}, {"to_pd": {"jitter_s": pytest.approx(0.01), "loss": 0.02}}),
         (None, {"delay_s": 0.0, "loss": 0.0}, {"delay_s": 0.0, "loss": 0.0}),
+        ("to_pd", {"outage": "blackhole"}, {"to_pd": {"outage": "blackhole"}}),
+        (None, {"outage": "none"}, {"outage": None}),
     ],
 )
 def test_what_is_given_is_asked_for_in_the_walls_units_and_nothing_else(
-    agent: FakeAgent, tmp_path: Path, direction: str | None, asked: dict[str, float], body: dict[str, Any]
+    agent: FakeAgent, tmp_path: Path, direction: str | None, asked: dict[str, Any], body: dict[str, Any]
 ) -> None:
     linkctl.change(load("smoke"), StateDir(tmp_path), direction, **asked)  # time_scale 10, byte_scale 0.001
     assert agent.bodies == [body]
+
+
+def test_an_outage_and_who_laid_something_over_the_link_are_shown(
+    agent: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = linkctl.show(load("smoke"), StateDir(tmp_path))
+    assert (shown["to_pd"]["outage"], shown["to_pd"]["outage_kept"], shown["to_pd"]["layers"]) == (
+        "stall", "stall", ["dip"]
+    )  # fmt: skip
+    show_link(shown)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "OUTAGE: stall;" in printed
+    assert "laid over it: dip" in printed
 
 
 def test_what_was_asked_is_shown_in_model_units(agent: FakeAgent, tmp_path: Path) -> None:
