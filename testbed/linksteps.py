@@ -147,7 +147,8 @@ class LinkSteps:
             trigger = METERED if asked is None else asked.trigger
             step = LinkStep(row["at_s"], before_bps, now_bps, trigger, row["state"]["outage"])
             applied_s = (row["t_applied_ns"] - self._t0_ns) * 1e-9 * self._scale.time_scale
-            self.events.append(step.event(applied_s, row["direction"], before_bps))
+            late_s = row["late_s"] * self._scale.time_scale
+            self.events.append({**step.event(applied_s, row["direction"], before_bps), "late_s": late_s})
 
 
 def wall_steps(steps: Sequence[LinkStep], scale: Scale) -> list[tuple[float, dict[str, Any]]]:
