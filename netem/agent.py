@@ -44,8 +44,9 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.keeper import Keeper
 from netem.layers import Layer, LayerSpec, effective
-from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, RateClass, impairment, update
+from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, impairment, update
 from netem.outage import Outages
+from netem.plan import RateClass
 from netem.playing import play
 from netem.tc import Applied, Counters, Shaper
 
@@ -58,7 +59,14 @@ COUNTER_COLUMNS = (
     "backlog_bytes",
     "rate_bps",
     "direct_packets",
+    "outage",
+    "line_held",
+    "line_lost",
+    "line_late_s",
+    "line_down",
 )
+"""The last four are the delay line's, empty while there is none: `netem.delay.Line.describe`'s held, lost, late_p99_s,
+and 1 while it is dead."""
 MIN_STEP_S = 0.02  # htb times what is queued at the old rate until its next event; steps closer than this blur
 RETRY_S = 0.5
 
@@ -306,16 +314,26 @@ class Agent:
             writer.writerow(COUNTER_COLUMNS)
         due_s = time.monotonic()
         while True:
+            lines = await self.keeper.describe()
             for direction, now in (await self.counters()).items():
                 state = self.states.get(direction)
                 traffic = (now.kv.sent_bytes, now.control.sent_bytes, now.kv.drops, now.kv.backlog_bytes)
                 rate_bps = "" if state is None else 0.0 if state.outage else state.rate_bps
-                writer.writerow((now.t_ns, direction, *traffic, rate_bps, now.direct_packets))
+                outage = state.outage if state else None
+                told = (now.direct_packets, outage, *_of_line(lines.get(direction)))
+                writer.writerow((now.t_ns, direction, *traffic, rate_bps, *told))
                 if now.direct_packets:
                     _log.error("%s: %d packets left unshaped; the run is invalid", direction, now.direct_packets)
             self.counters_csv.flush()
             due_s = max(due_s + self.config.sample_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
+
+
+def _of_line(line: Mapping[str, Any] | None) -> list[object]:
+    """A sample's columns of the delay line; a dead one only says that it is down."""
+    if line is None:
+        return [None] * 4
+    return [*(line.get(key) for key in ("held", "lost", "late_p99_s")), int(line["down"])]
 
 
 def application(agent: Agent) -> web.Application:

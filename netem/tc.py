@@ -2,7 +2,8 @@
 
 A live link is only ever *changed*: deleting a qdisc and adding it again loses its queue and lets a burst of three times
 the rate through. pyroute2's units are met here and nowhere else: an int rate is bytes/s, a burst is bytes, and what the
-kernel keeps of a burst is a time in ticks.
+kernel keeps of a burst is a time in ticks; netem's delay is whole microseconds, its loss percent. What a netem is not
+told it keeps, so it is told everything each time.
 """
 
 from __future__ import annotations
@@ -13,34 +14,49 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl.tcmsg import plugins, sched_pfifo
+from pyroute2.netlink.rtnl.tcmsg import plugins, sched_netem, sched_pfifo
 from pyroute2.netlink.rtnl.tcmsg.common import tick_in_usec
 
-from netem.link import (
+from netem.link import LinkError, LinkState
+from netem.plan import (
     CONTROL_CLASS,
     KV_CLASS,
+    MIN_RATE_OF_A_FLOW_BPS,
+    NETEM_ORDER_BPS,
     ROOT_HANDLE,
+    AnyClass,
     Command,
+    Layout,
     Leaf,
-    LinkError,
-    LinkState,
+    Netem,
     PortFilter,
+    Queue,
     RateClass,
     Root,
+    ShareClass,
     plan,
 )
 
 # pyroute2 0.9 does not know bfifo and would send it without its limit, to the interface's root. Same message as pfifo.
 plugins["bfifo"] = sched_pfifo
+# It would send netem's rate a second time, as an attribute of the message that is a text, and stumble over the number.
+plugins["netem"] = SimpleNamespace(
+    parent=sched_netem.parent,
+    options=sched_netem.options,
+    get_parameters=sched_netem.get_parameters,
+    fix_request=lambda request: request.pop("rate", None),
+)
 
 _TC_H_ROOT = 0xFFFFFFFF
 _ETH_P_IP = 0x0800
 _PORT_OFFSET = {"sport": 20, "dport": 22}  # in an IPv4 header without options
 _PROTOCOL_KEY = (0x06000000, 0xFF000000, 9)  # TCP: value, mask, offset
+_LOSS_SCALE = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +107,16 @@ def encode(command: Command, index: int, change: bool = False) -> tuple[str, str
             keywords = {"rate": rate, "ceil": rate, "burst": burst, "cburst": burst}
             keywords |= {"quantum": command.quantum_bytes, "prio": command.prio}
             return f"{verb}-class", "htb", {"index": index, **_place(command), **keywords}
+        case ShareClass():
+            keywords = {"rate": round(MIN_RATE_OF_A_FLOW_BPS / 8), "ceil": round(command.ceil_bps / 8)}
+            keywords |= {"burst": command.burst_bytes, "cburst": command.cburst_bytes}
+            keywords |= {"quantum": command.quantum_bytes, "prio": command.prio}
+            return f"{verb}-class", "htb", {"index": index, **_place(command), **keywords}
         case Leaf():
             return verb, "bfifo", {"index": index, **_place(command), "limit": command.limit_bytes}
+        case Netem():
+            shape = {"delay": command.delay_us, "loss": command.loss * 100, "limit": command.limit_packets}
+            return verb, "netem", {"index": index, **_place(command), **shape, "rate": round(NETEM_ORDER_BPS / 8)}
         case PortFilter():
             ports = f"{command.port:#06x}/{command.mask:#06x}+{_PORT_OFFSET[command.end]}"
             keywords = {"parent": handle(command.parent), "target": handle(command.target), "prio": command.prio}
@@ -100,19 +124,22 @@ def encode(command: Command, index: int, change: bool = False) -> tuple[str, str
             return f"{verb}-filter", "u32", {"index": index, **keywords, **match_}
 
 
-def _place(command: RateClass | Leaf) -> dict[str, int]:
+def _place(command: AnyClass | Queue) -> dict[str, int]:
     return {"handle": handle(command.handle), "parent": handle(command.parent)}
 
 
 class Shaper:
     """The shaping of one egress interface: an async context manager, entered in the interface's network namespace.
 
+    `layout` is how it is laid out, for good.
+
     Each state is read back after it is applied: a kernel that keeps something else is a LinkError, never a no-op.
     Calls may overlap: they take turns, as a netlink socket answers a dump during another with EBUSY.
     """
 
-    def __init__(self, interface: str) -> None:
+    def __init__(self, interface: str, layout: Layout = Layout()) -> None:  # noqa: B008
         self._interface = interface
+        self._layout = layout
         self._index = 0
         self._applied: tuple[Command, ...] | None = None
         self._turn = asyncio.Lock()
@@ -124,14 +151,14 @@ class Shaper:
     async def __aexit__(self, *failure: Any) -> None:
         await self._ip.__aexit__(*failure)
 
-    async def apply(self, state: LinkState) -> Applied:
+    async def apply(self, state: LinkState, *, netem_delays: bool = True) -> Applied:
         """Bring the interface to `state`: the first time by adding, then by changing in place; a no-op sends nothing.
 
-        Raises LinkError when the kernel refuses or keeps something else, when someone else shapes the interface, and
-        when a packet has left unshaped.
+        `netem_delays` as for `netem.plan.plan`. Raises LinkError when the kernel refuses or keeps something else, when
+        someone else shapes the interface, and when a packet has left unshaped.
         """
         t_asked_ns = time.monotonic_ns()
-        wanted = plan(state)
+        wanted = plan(state, self._layout, netem_delays=netem_delays)
         async with self._turn:
             if self._applied is None:
                 self._applied = await self._adopt(wanted)
@@ -139,7 +166,7 @@ class Shaper:
             pending = [command for command in wanted if command not in (self._applied or ())]
             if change and pending:
                 self._applied = ()  # unknown until verified: a failed change is sent again in full
-                pending = [command for command in pending if isinstance(command, RateClass | Leaf)]
+                pending = [command for command in pending if isinstance(command, AnyClass | Queue)]
             for command in pending:
                 await self._send(command, change)
             t_applied_ns = time.monotonic_ns()
@@ -178,7 +205,7 @@ class Shaper:
 
     async def _read_back(self) -> tuple[Command, ...]:
         found: list[Command] = []
-        leaves: dict[int, Leaf] = {}
+        leaves: dict[int, Queue] = {}
         filters: list[PortFilter] = []
         async for message in await self._ip.get_qdiscs(index=self._index):
             kind, options = message.get_attr("TCA_KIND"), message.get_attr("TCA_OPTIONS")
@@ -187,6 +214,8 @@ class Shaper:
                 found.append(Root(_text(message["handle"]), _text(message["handle"] | default)))
             elif kind == "bfifo":
                 leaves[message["parent"]] = Leaf(_text(message["handle"]), _text(message["parent"]), options["limit"])
+            elif kind == "netem":
+                leaves[message["parent"]] = _decode_netem(message)
         classes = [message async for message in await self._ip.get_classes(index=self._index)]
         for message in sorted(classes, key=lambda message: int(message["handle"])):
             found.append(_decode_class(message))
@@ -200,8 +229,11 @@ class Shaper:
 
     async def _counters(self) -> Counters:
         classes: dict[int, ClassCounters] = {}
+        shares: list[ClassCounters] = []
         async for message in await self._ip.get_classes(index=self._index):
-            classes[message["handle"]] = _decode_counters(message)
+            classes[message["handle"]] = counted = _decode_counters(message)
+            if message["parent"] == handle(KV_CLASS):
+                shares.append(counted)
         direct: int | None = None
         async for message in await self._ip.get_qdiscs(index=self._index):
             if message.get_attr("TCA_KIND") == "htb":
@@ -209,7 +241,7 @@ class Shaper:
         t_ns = time.monotonic_ns()
         if direct is None or not {handle(KV_CLASS), handle(CONTROL_CLASS)} <= classes.keys():
             raise LinkError(f"interface {self._interface}: its shaping is gone; nothing but this agent may change it")
-        return Counters(t_ns, classes[handle(KV_CLASS)], classes[handle(CONTROL_CLASS)], direct)
+        return Counters(t_ns, _together(classes[handle(KV_CLASS)], shares), classes[handle(CONTROL_CLASS)], direct)
 
     async def _send(self, command: Command, change: bool) -> None:
         verb, kind, keywords = encode(command, self._index, change)
@@ -250,26 +282,73 @@ def _text(number: int) -> str:
 
 
 def _same(wanted: Command, kept: Command) -> bool:
-    if not (isinstance(wanted, RateClass) and isinstance(kept, RateClass)):
-        return wanted == kept
-    return (
-        (wanted.handle, wanted.parent, wanted.prio) == (kept.handle, kept.parent, kept.prio)
-        and wanted.quantum_bytes == kept.quantum_bytes
-        and abs(wanted.rate_bps - kept.rate_bps) <= 4.0  # half a byte/s: the kernel's unit
-        and abs(wanted.burst_bytes - kept.burst_bytes) <= wanted.rate_bps / 8 * 1e-6 + 1
-    )
+    """Within what the kernel rounds to: half a byte/s, a microsecond of a burst, a tick of a delay."""
+    match wanted, kept:
+        case RateClass(), RateClass():
+            return (
+                (wanted.handle, wanted.parent, wanted.prio) == (kept.handle, kept.parent, kept.prio)
+                and wanted.quantum_bytes == kept.quantum_bytes
+                and abs(wanted.rate_bps - kept.rate_bps) <= 4.0
+                and abs(wanted.burst_bytes - kept.burst_bytes) <= wanted.rate_bps / 8 * 1e-6 + 1
+            )
+        case ShareClass(), ShareClass():
+            return (
+                (wanted.handle, wanted.parent, wanted.prio) == (kept.handle, kept.parent, kept.prio)
+                and (wanted.quantum_bytes, wanted.burst_bytes) == (kept.quantum_bytes, kept.burst_bytes)
+                and abs(wanted.ceil_bps - kept.ceil_bps) <= 4.0
+                and abs(wanted.cburst_bytes - kept.cburst_bytes) <= wanted.ceil_bps / 8 * 1e-6 + 1
+            )
+        case Netem(), Netem():
+            return (
+                (wanted.handle, wanted.parent, wanted.limit_packets) == (kept.handle, kept.parent, kept.limit_packets)
+                and wanted.delay_us == kept.delay_us
+                and abs(wanted.loss - kept.loss) <= 2 / _LOSS_SCALE
+            )
+    return wanted == kept
 
 
-def _decode_class(message: Any) -> RateClass:
+def _decode_class(message: Any) -> AnyClass:
     options = message.get_attr("TCA_OPTIONS")
     parameters = options.get_attr("TCA_HTB_PARMS")
     rate = options.get_attr("TCA_HTB_RATE64") or parameters["rate"]
     ceil = options.get_attr("TCA_HTB_CEIL64") or parameters["ceil"]
+    own = _text(message["handle"])
+    burst, cburst = (
+        round(ticks / tick_in_usec / 1e6 * per_s)
+        for ticks, per_s in ((parameters["buffer"], rate), (parameters["cbuffer"], ceil))
+    )
+    if message["parent"] == handle(KV_CLASS) and rate == round(MIN_RATE_OF_A_FLOW_BPS / 8):
+        return ShareClass(own, KV_CLASS, ceil * 8.0, cburst, burst, parameters["quantum"], parameters["prio"])
     if rate != ceil or parameters["buffer"] != parameters["cbuffer"]:
-        raise LinkError(f"class {_text(message['handle'])}: its rate {rate} and ceil {ceil} (bytes/s) or bursts differ")
+        raise LinkError(f"class {own}: its rate {rate} and ceil {ceil} (bytes/s) or bursts differ")
     parent = ROOT_HANDLE if message["parent"] == _TC_H_ROOT else _text(message["parent"])
-    burst = round(parameters["buffer"] / tick_in_usec / 1e6 * rate)
-    return RateClass(_text(message["handle"]), parent, rate * 8.0, burst, parameters["quantum"], parameters["prio"])
+    return RateClass(own, parent, rate * 8.0, burst, parameters["quantum"], parameters["prio"])
+
+
+def _decode_netem(message: Any) -> Netem:
+    """Raises LinkError for one that does more than this agent asks of one."""
+    options, own = message.get_attr("TCA_OPTIONS"), _text(message["handle"])
+    rate = options.get_attr("TCA_NETEM_RATE")
+    order = rate["rate"] if rate is not None else 0
+    if options["jitter"] or options["duplicate"] or options["gap"] or order != round(NETEM_ORDER_BPS / 8):
+        raise LinkError(
+            f"netem {own}: jitters, duplicates, reorders, or has a rate ({order} bytes/s) of somebody else's"
+        )
+    delay_us = round(options["delay"] / tick_in_usec)
+    return Netem(own, _text(message["parent"]), delay_us, options["loss"] / _LOSS_SCALE, options["limit"])
+
+
+def _together(whole: ClassCounters, shares: Sequence[ClassCounters]) -> ClassCounters:
+    """A class whose queues are its children's: what was sent is counted by itself, what waits or was lost by them."""
+    if not shares:
+        return whole
+    return ClassCounters(
+        whole.sent_bytes,
+        whole.packets,
+        sum(share.drops for share in shares),
+        sum(share.backlog_bytes for share in shares),
+        sum(share.backlog_packets for share in shares),
+    )
 
 
 def _decode_counters(message: Any) -> ClassCounters:

@@ -17,7 +17,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig, application
-from netem.link import Command, Impairment, LinkError, LinkState, plan
+from netem.link import Impairment, LinkError, LinkState
+from netem.plan import Command, plan
 from netem.tc import Applied, ClassCounters, Counters
 
 
@@ -180,18 +181,39 @@ async def test_steps_keep_their_distance(client: TestClient[Any, Any], agent: Ag
     assert all(later - before >= MIN_STEP_S * 1e9 * 0.95 for before, later in pairwise(times))
 
 
-async def test_counters_are_sampled_for_both_directions(agent: Agent) -> None:
+async def sampled(agent: Agent) -> list[dict[str, str]]:
+    """What it samples in a moment."""
     task = asyncio.create_task(agent.sample())
     await asyncio.sleep(0.05)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
     assert isinstance(agent.counters_csv, io.StringIO)
-    header, *rows = csv.reader(agent.counters_csv.getvalue().splitlines())
-    assert tuple(header) == COUNTER_COLUMNS
-    assert rows[0] == ["123", "to_pd", "1000", "50", "3", "4", "20000000.0", "0"]
-    assert {row[1] for row in rows} == {"to_pd", "to_prfaas"}
+    rows = list(csv.DictReader(agent.counters_csv.getvalue().splitlines()))
+    assert tuple(rows[0]) == COUNTER_COLUMNS
+    return rows
+
+
+async def test_counters_are_sampled_for_both_directions(agent: Agent) -> None:
+    rows = await sampled(agent)
+    assert list(rows[0].values()) == ["123", "to_pd", "1000", "50", "3", "4", "20000000.0", "0", "", "", "", "", ""]
+    assert {row["direction"] for row in rows} == {"to_pd", "to_prfaas"}
     assert len(rows) >= 4
+
+
+async def test_samples_tell_of_outages_and_of_the_delay_line(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"held": 7, "lost": 2, "late_p99_s": 0.0004, "down": False, "passed": 90}
+
+    async def describe(self: FakeKeeper) -> dict[str, dict[str, Any]]:
+        return {"to_pd": line, "to_prfaas": {"down": True, "deaths": 1, "outage_s": 0.3}}
+
+    monkeypatch.setattr(FakeKeeper, "describe", describe)
+    agent.states["to_prfaas"] = LinkState(20e6, outage="blackhole")
+    to_pd, to_prfaas = (await sampled(agent))[:2]
+    assert [to_pd[key] for key in ("outage", "line_held", "line_lost", "line_late_s", "line_down")] == [
+        "", "7", "2", "0.0004", "0",
+    ]  # fmt: skip
+    assert [to_prfaas[key] for key in ("rate_bps", "outage", "line_held", "line_down")] == ["0.0", "blackhole", "", "1"]
 
 
 async def test_get_counters(client: TestClient[Any, Any]) -> None:

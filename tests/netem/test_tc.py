@@ -11,8 +11,9 @@ import pyroute2.iproute.linux as pyroute2_linux
 import pytest
 from pyroute2 import AsyncIPRoute
 
-from netem.link import KV_CLASS, Command, Leaf, LinkError, LinkState, PortFilter, RateClass, Root, plan
-from netem.tc import ClassCounters, Counters, encode, handle, unshaped
+from netem.link import LinkError, LinkState
+from netem.plan import KV_CLASS, Command, Layout, Leaf, Netem, PortFilter, RateClass, Root, ShareClass, plan
+from netem.tc import ClassCounters, Counters, _together, encode, handle, unshaped
 
 TCMSG = struct.Struct("=BxxxiIIII")
 RTM_NEWQDISC, RTM_NEWTCLASS, RTM_NEWTFILTER = 36, 40, 44
@@ -122,7 +123,51 @@ async def test_a_filter_sends_tcp_and_the_masked_port(end: str, offset: int, mon
     assert sorted(keys) == sorted([(0xFF000000, 0x06000000, 9, 0), (0xFF800000, 0x1C000000, offset, 0)])
 
 
-@pytest.mark.parametrize("command", [one(RateClass, LinkState(20e6)), Leaf("10:0", KV_CLASS, 350_000)])
+@pytest.mark.parametrize(
+    ("delay_us", "loss", "loss_u32"), [(500, 0.0, 0), (5_000, 0.001, 4_294_967), (2_000_000, 0.5, 2_147_483_647)]
+)
+async def test_netem_sends_ticks_and_a_share_of_the_largest_number(
+    delay_us: int, loss: float, loss_u32: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = await wire(Netem("10:0", KV_CLASS, delay_us, loss, 4321), monkeypatch)
+    ticks, limit, lost, gap, duplicate, jitter = struct.unpack_from("=6I", sent["options"])
+    assert (sent["type"], sent["kind"], sent["handle"], sent["parent"]) == (RTM_NEWQDISC, "netem", 0x100000, 0x10010)
+    assert (ticks, limit, lost) == (int(delay_us * ticks_per_us()), 4321, loss_u32)
+    assert (gap, duplicate, jitter) == (0, 0, 0)
+
+
+async def test_netem_is_told_each_time_the_rate_that_keeps_packets_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a change leaves out, netem keeps; and the rate must be none that a link has."""
+    for change in (False, True):
+        sent = await wire(Netem("10:0", KV_CLASS, 500, 0.0, 1000), monkeypatch, change=change)
+        ((number, rate),) = attributes(sent["options"][24:])
+        assert (number, struct.unpack_from("=I", rate)[0]) == (6, 4_000_000_000)
+
+
+async def test_a_share_sends_its_cap_as_a_ceiling_over_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = LinkState(40e9, per_flow_bps=36e9)  # more than 32 bits of bytes/s
+    share = next(c for c in plan(state, Layout(flows=1)) if isinstance(c, ShareClass))
+    sent = await wire(share, monkeypatch)
+    options = dict(attributes(sent["options"]))
+    parameters = struct.unpack("=BBHhHIBBHhHIIIIII", options[1])
+    rate, ceil, buffer, cbuffer, quantum, _, prio = *parameters[5::6][:2], *parameters[12:]
+    ceil64 = struct.unpack("=Q", options[7])[0] if 7 in options else ceil
+    assert (sent["handle"], sent["parent"], rate, ceil64) == (0x10011, 0x10010, 375, 4_500_000_000)
+    assert buffer == pytest.approx(1514 / 375 * 1e6 * ticks_per_us(), rel=1e-3)
+    assert cbuffer == pytest.approx(4_000 * ticks_per_us(), rel=1e-3)
+    assert (quantum, prio) == (60_000, 1)
+
+
+def test_the_kv_is_all_of_its_flows() -> None:
+    whole, share = ClassCounters(1000, 10, 0, 0, 0), ClassCounters(500, 5, 2, 300, 1)
+    assert _together(whole, [share, share]) == ClassCounters(1000, 10, 4, 600, 2)
+    assert _together(share, []) == share
+
+
+@pytest.mark.parametrize(
+    "command",
+    [one(RateClass, LinkState(20e6)), Leaf("10:0", KV_CLASS, 350_000), Netem("10:0", KV_CLASS, 500, 0.0, 1000)],
+)
 async def test_a_change_never_creates(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     added, changed = await wire(command, monkeypatch), await wire(command, monkeypatch, change=True)
     assert added["flags"] & (NLM_F_CREATE | NLM_F_EXCL) == NLM_F_CREATE | NLM_F_EXCL

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from netem.link import KV_CLASS, expected_goodput_bps
+from netem.link import expected_goodput_bps
+from netem.plan import KV_CLASS
 from netem.topology import WAN_INTERFACES
 from tests.wire import uml
 from tests.wire.test_delay import RATE_BPS, bench, probe, put
