@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from netem import blackhole
 from netem import nfnetlink as nl
 from netem.divert import COMPAT, NATIVE, rule, understand
 from netem.holding import Holding, Jitter, Lateness
@@ -126,6 +127,82 @@ def test_lateness_is_read_from_its_buckets_and_the_maximum_is_exact() -> None:
     assert late.quantile_s(0.5) == pytest.approx(15e-6)  # the bucket 10-15 us
     assert late.quantile_s(0.99) == pytest.approx(65e-6)
     assert late.max_ns == 30 * MS
+
+
+def stalling(line: Holding, now_ms: float, stalled: bool, delay_s: float = 0.010) -> None:
+    line.set(Impairment(delay_s=delay_s, stalled=stalled), round(now_ms * MS))
+
+
+def test_in_a_stall_nothing_leaves_and_what_was_under_way_keeps_its_pace() -> None:
+    line = holding(delay_s=0.010)
+    line.arrive(1, 0)
+    line.arrive(2, 4 * MS)
+    stalling(line, 5, True)
+    assert line.due_ns is None
+    assert line.release(500 * MS) is None
+    stalling(line, 1005, False)  # 1 s later
+    assert line.due_ns == 1010 * MS
+    assert line.release(1010 * MS) == 1
+    assert line.due_ns == 1014 * MS
+
+
+def test_what_comes_in_a_stall_is_due_a_delay_after_it_and_in_order() -> None:
+    line = holding(delay_s=0.010)
+    line.arrive(1, 0)
+    stalling(line, 5, True)
+    for packet, t_ms in ((2, 6), (3, 900)):
+        line.arrive(packet, t_ms * MS)
+    stalling(line, 1005, False)
+    line.arrive(4, 1006 * MS)
+    assert line.release(1010 * MS) == 1
+    assert line.release(1015 * MS) == 3
+    assert line.release(1016 * MS) == 4
+    assert line.held == 0
+
+
+def test_a_stall_makes_nobody_late() -> None:
+    line = holding(delay_s=0.010)
+    line.arrive(1, 0)
+    stalling(line, 5, True)
+    line.arrive(2, 100 * MS)
+    stalling(line, 2005, False)
+    line.release(2016 * MS)
+    assert line.lateness.max_ns == 6 * MS  # packet 1, due at 2010
+
+
+def test_stalls_add_up_and_a_change_of_the_delay_in_one_does_not_end_it() -> None:
+    line = holding(delay_s=0.010)
+    stalling(line, 100, True)
+    stalling(line, 150, True, delay_s=0.020)
+    assert line.release(10_000 * MS) is None
+    stalling(line, 200, False, delay_s=0.020)
+    stalling(line, 300, True, delay_s=0.020)
+    stalling(line, 350, False, delay_s=0.020)
+    line.arrive(1, 400 * MS)
+    assert line.due_ns == 420 * MS
+
+
+def test_a_stall_needs_the_delay_line() -> None:
+    assert Impairment(stalled=True).does_something
+
+
+def test_a_blackhole_is_a_drop_of_what_leaves_by_the_interface() -> None:
+    """By hand from linux/netfilter/nf_tables.h: oifname == "w-pd", then the verdict register is NF_DROP."""
+    expressions = [nl.attributes(element) for _, element in nl.attribute_list(blackhole.rule("w-pd"))]
+    meta, compare, immediate = (nl.attributes(parts[2]) for parts in expressions)
+    assert [parts[1] for parts in expressions] == [b"meta\0", b"cmp\0", b"immediate\0"]
+    assert (meta[2], meta[1]) == (bytes([0, 0, 0, 7]), bytes([0, 0, 0, 1]))  # NFT_META_OIFNAME to register 1
+    assert compare[1] == bytes([0, 0, 0, 1])
+    assert compare[2] == bytes(4)  # equal
+    assert nl.attributes(compare[3])[1] == b"w-pd".ljust(16, b"\0")
+    assert immediate[1] == bytes(4)  # NFT_REG_VERDICT
+    assert nl.attributes(nl.attributes(immediate[2])[2])[1] == bytes(4)  # NF_DROP
+
+
+def test_a_blackhole_is_understood_as_it_was_written_and_nothing_else_is() -> None:
+    assert blackhole.understand(blackhole.rule("w-pd")) == "w-pd"
+    with pytest.raises(LinkError, match=r"table prfaas_outage: .*not this agent's; nft delete table prfaas_outage"):
+        blackhole.understand(rule(NATIVE, "w-pd", 1))
 
 
 @pytest.mark.parametrize("mechanism", [NATIVE, COMPAT])
