@@ -1,24 +1,9 @@
 """The shaper's process, beside the link in the WAN's namespace: `python -m netem.agent --config FILE`.
 
 Shapes every direction at start, says so by its ready file, and then serves HTTP on a Unix socket (which crosses network
-namespaces). Every applied step is logged with the time at which the kernel had it, and counters are sampled. What it
-shaped stays shaped when it leaves: a link without its agent must not become a faster one.
-
-    GET  /link      {"to_pd": {"asked", "base", "layers", "kept", "outage_kept", "applied", "counters"}, ...}
-    PUT  /link      the base state: a partial one as in `netem.link.update`; answers as GET
-    POST /layers    a layer over it (`netem.layers.LayerSpec`); lives as long as the connection
-    GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets", "delay_line"}, ...}
-
-What the link does (`asked`) is the base state under the layers there are, see `netem.layers.effective`. POST /layers
-answers, as they happen, lines of JSON: for each step and direction {"layer", "direction", "at_s", "t_applied_ns",
-"late_s", "before", "state"}, the link's whole states; for one that could not be had {"layer", "at_s", "error"}. When
-the connection closes, because the client wants it or is dead, the layer is gone and the link is what remains.
-
-`delay_line` is null until delay, jitter or loss is first asked for, and then what `netem.keeper.Keeper.describe` says:
-packets held, passed, lost and overflowed, how late they left, and how often the line died (`deaths`: not a valid run).
-A link in an outage stays in it when its agent leaves or is killed; the next agent brings it to its own base state.
-
-A state that cannot be had answers 400 {"error": {message, field, value, remedy}}; a kernel that did not do it, 500.
+namespaces), see `netem.agent_http`. Every applied step is logged with the time at which the kernel had it, and counters
+are sampled. What it shaped stays shaped when it leaves, and a link in an outage stays in it: a link without its agent
+must not become a better one. The next agent brings it to its own base state.
 """
 
 from __future__ import annotations
@@ -34,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,12 +27,12 @@ from typing import Any, TextIO
 from aiohttp import web
 from pyroute2.netlink.exceptions import NetlinkError
 
+from netem.agent_http import application
 from netem.keeper import Keeper
 from netem.layers import Layer, LayerSpec, effective
 from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, impairment, update
 from netem.outage import Outages
 from netem.plan import RateClass
-from netem.playing import play
 from netem.tc import Applied, Counters, Shaper
 
 COUNTER_COLUMNS = (
@@ -334,64 +319,6 @@ def _of_line(line: Mapping[str, Any] | None) -> list[object]:
     if line is None:
         return [None] * 4
     return [*(line.get(key) for key in ("held", "lost", "late_p99_s")), int(line["down"])]
-
-
-def application(agent: Agent) -> web.Application:
-    """The agent's HTTP interface; the module's docstring lists it.
-
-    To be served with `handler_cancellation`: that is how a layer's connection is known to be closed.
-    """
-
-    async def get_link(_: web.Request) -> web.Response:
-        return web.json_response(await agent.describe())
-
-    async def put_link(request: web.Request) -> web.Response:
-        await asyncio.shield(agent.put(await json_body(request, '{"rate_bps": 1e8}')))
-        return web.json_response(await agent.describe())
-
-    async def post_layers(request: web.Request) -> web.StreamResponse:
-        layer = await agent.open(await json_body(request, '{"name": "dip", "t0_ns": 1, "steps": []}'))
-        try:
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            async with aclosing(play(agent, layer)) as rows:
-                async for row in rows:
-                    await response.write(json.dumps(row).encode() + b"\n")
-            return response
-        finally:
-            agent.close(layer)
-
-    async def get_counters(_: web.Request) -> web.Response:
-        return web.json_response(await agent.all_counters())
-
-    @web.middleware
-    async def refusals(request: web.Request, handler: Any) -> web.StreamResponse:
-        try:
-            response: web.StreamResponse = await handler(request)
-            return response
-        except LinkError as refused:
-            error = {"message": str(refused), "field": refused.field, "value": refused.value, "remedy": refused.remedy}
-            status = 400 if refused.field is not None else 500  # a wrong request, or a kernel that did not do it
-            return web.json_response({"error": error}, status=status, dumps=lambda data: json.dumps(data, default=repr))
-
-    app = web.Application(middlewares=[refusals])
-    app.add_routes(
-        [
-            web.get("/link", get_link),
-            web.put("/link", put_link),
-            web.post("/layers", post_layers),
-            web.get("/counters", get_counters),
-        ]
-    )
-    return app
-
-
-async def json_body(request: web.Request, example: str) -> object:
-    """The request's body. Raises LinkError where it is no JSON."""
-    try:
-        return await request.json()
-    except ValueError as wrong:
-        raise LinkError(f"body: not JSON ({wrong}); send e.g. {example}", "body") from wrong
 
 
 async def run(config: AgentConfig) -> None:

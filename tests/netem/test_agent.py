@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig, application
+from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig
+from netem.agent_http import application
 from netem.link import Impairment, LinkError, LinkState
 from netem.plan import Command, plan
 from netem.tc import Applied, ClassCounters, Counters
@@ -49,6 +50,11 @@ class FakeKeeper:
 
     def __init__(self) -> None:
         self.wanted: dict[str, Impairment] = {}
+        self.refusal: LinkError | None = None
+
+    async def prepare(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def apply(self, wanted: dict[str, Impairment]) -> set[str]:
         changed = {way for way, asked in wanted.items() if self.wanted.get(way, Impairment()) != asked}
