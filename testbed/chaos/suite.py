@@ -60,6 +60,8 @@ def run_wire(
     """
     from testbed.chaos import wire
     from testbed.cli.shared import wire as testbed_of
+    from testbed.report.link_files import LinkReport
+    from testbed.runs import SUMMARY_FILE
 
     made = check(experiments, policies, "wire", seed)
     for _, scenario in made:
@@ -87,6 +89,8 @@ def run_wire(
                         journal.cut_short("interrupted")
                     finally:
                         journal.write(place)
+                    if (place / SUMMARY_FILE).is_file():
+                        LinkReport.of_folder(place).write(place)  # with the journal's faults in it
                     say(f"{experiment.name}: {policy}: {journal.verdict['status']}")
                     if journal.interrupted:
                         return journals

@@ -11,11 +11,12 @@ not have (virtual time sends nothing again), is NaN: never 0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 import pandas as pd
 
 from netem.fluid import TCP_EFFICIENCY
@@ -71,6 +72,9 @@ AXIS_COLUMNS: Final = (
 BINS: Final = 600
 """An axis has at most so many bins."""
 
+HEALED: Final = ": healed"
+"""How an experiment's journal says that a fault is over."""
+
 _EVENTS: Final = ("t_s", "direction", "event", "node", "before", "after", "trigger", "late_s")
 _PARTS: Final = ("queue", "prefill", "transfer", "admission")
 _REQUESTS: Final = (
@@ -83,6 +87,7 @@ _REQUESTS: Final = (
 class Axis:
     """table: AXIS_COLUMNS. events: what happened, in order, a dict of `_EVENTS` each. outages: (start, end, direction).
     summary: the run's. answered: when each completed request was scheduled, and its TTFT; None when no rows are kept.
+    faults: (start, end, what) of those that an experiment's journal beside the results tells of.
     """
 
     table: pd.DataFrame
@@ -90,6 +95,7 @@ class Axis:
     outages: list[tuple[float, float, str]]
     summary: dict[str, Any]
     answered: tuple[Array, Array] | None
+    faults: list[tuple[float, float, str]] = field(default_factory=list)
 
     def of(self, direction: str, column: str) -> Array:
         """A direction's column as numbers."""
@@ -113,9 +119,9 @@ def link_axis(folder: Path) -> Axis:
         raise RunError(f"{path}: is not there; take the whole results folder of a run")
     timeline = pd.read_csv(path, dtype=dict.fromkeys(("event", "outage", "before", "after"), "str"))
     timeline = timeline.reindex(columns=list(TIMELINE_COLUMNS))
-    requests = _requests(folder)
+    requests, faults = _requests(folder), _faults(folder)
     if requests is not None:
-        return make_axis(timeline, requests, summary)
+        return replace(make_axis(timeline, requests, summary), faults=faults)
     try:
         kept = pd.read_csv(folder / "link.csv", dtype={"regime": "str"})
     except OSError as error:
@@ -125,7 +131,7 @@ def link_axis(folder: Path) -> Axis:
         ) from None
     events = _events(timeline)
     ends = _outages(events, _samples(timeline), float(kept["end_s"].iloc[-1]))
-    return Axis(kept.reindex(columns=list(AXIS_COLUMNS)), events, ends, summary, None)
+    return Axis(kept.reindex(columns=list(AXIS_COLUMNS)), events, ends, summary, None, faults)
 
 
 def make_axis(timeline: pd.DataFrame, requests: pd.DataFrame, summary: dict[str, Any]) -> Axis:
@@ -155,6 +161,22 @@ def _requests(folder: Path) -> pd.DataFrame | None:
     if (folder / "requests.parquet").is_file():
         return pd.read_parquet(folder / "requests.parquet", columns=list(_REQUESTS))
     return None
+
+
+def _faults(folder: Path) -> list[tuple[float, float, str]]:
+    """What an experiment did, from its journal: from when it was done until it was healed, else for a moment."""
+    path = folder / "journal.json"
+    if not path.is_file():
+        return []
+    found: list[tuple[float, float, str]] = []
+    for deed in orjson.loads(path.read_bytes())["journal"]:
+        at_s, what = deed["true_s"], deed["what"].removesuffix(HEALED)
+        begun = next((i for i, (start_s, end_s, name) in enumerate(found) if name == what and end_s == start_s), None)
+        if what != deed["what"] and begun is not None:
+            found[begun] = (found[begun][0], at_s, what)
+        else:
+            found.append((at_s, at_s, deed["what"]))
+    return found
 
 
 def _events(timeline: pd.DataFrame) -> list[dict[str, Any]]:

@@ -66,6 +66,7 @@ def _data(axis: Axis) -> dict[str, Any]:
         "events": [_event(one) for one in axis.events],
         "steps": [{"t_s": one["t_s"], "direction": one["direction"]} for one in axis.events if one["event"] == "link"],
         "outages": axis.outages,
+        "faults": axis.faults,
         "phases": [{key: one[key] for key in ("name", "start_s", "end_s")} for one in phases],
         "slo_s": axis.summary["slo"]["ttft_p90_s"],
         "about": (
