@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 
 from netem.link import LinkError
-from testbed.launch.state import StateDir
+from testbed.launch import client
+from testbed.launch.state import StateDir, TestbedError
 from testbed.link_schedule import schedule_of
 from testbed.scenario import Scenario
 from traces.load import Trace
@@ -37,6 +38,7 @@ def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict
             "root": os.geteuid() == 0,
         },
         "congestion_control": scenario.link.congestion_control if state is not None else None,
+        "tcp_rto_max_s": _tcp_rto_max_s(state),
         "scenario": {"name": scenario.name, "fingerprint": scenario.fingerprint()},
         "seed": scenario.seed,
         "trace": {
@@ -51,6 +53,17 @@ def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict
         "link_schedule_sha256": _schedule_sha256(scenario),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
+
+
+def _tcp_rto_max_s(state: StateDir | None) -> float | None:
+    """Most wall seconds between two tries of TCP in the sites; None in virtual time, where the kernel has no such bound
+    to set (its own is 120 s), and of a testbed that is gone."""
+    try:
+        topology = client.supervisor(state).get("/status")["topology"] if state is not None else {}
+    except TestbedError:
+        return None
+    bound_s: float | None = topology.get("tcp_rto_max_s")
+    return bound_s
 
 
 def _schedule_sha256(scenario: Scenario) -> str | None:

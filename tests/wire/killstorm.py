@@ -1,6 +1,6 @@
 """`kill -9` of a testbed's processes at random moments, and what is then left of it: `python -m tests.wire.killstorm`.
 
-A storm is rounds of one to three kills: while the testbed starts, stands idle, carries a load, or is taken down. Each
+A storm is rounds of one to three kills: while the testbed starts, stands idle, carries a load, is taken down. Each
 round has a state directory of its own and ends with `prfaas down`, after which nothing may be left, and the host's own
 network, mounts, settings and files must be what they were. A delay line that dies under a load is to be started again,
 and that load has to call itself invalid and say why. A seed names the plan; what it hits depends on the machine.
@@ -39,8 +39,14 @@ MODULES: Final = {
     "emulator.worker": "worker",
 }
 VICTIMS: Final = (*MODULES.values(), "launcher")  # the launcher: the process outside that holds pid 1
-MOMENTS: Final = {"up": (2, 0.7, 3.0), "idle": (1, 0.0, 0.5), "load": (3, 0.0, 12.0), "down": (2, 0.1, 0.7)}
-"""By moment: how often, and from when to when after its begin the kills fall, wall seconds."""
+MOMENTS: Final = {
+    "up": (2, 0.7, 3.0),  # while `prfaas up` starts it
+    "idle": (1, 0.0, 0.5),
+    "load": (1, 0.0, 4.0),  # from when `prfaas load` is started
+    "run": (2, 0.0, 9.0),  # from when the gateway has begun the load, 5 s before its first request
+    "down": (2, 0.1, 0.7),  # while `prfaas down` stops it
+}
+"""By moment: how often, and from when to when the kills fall, wall seconds."""
 
 KEPT: Final = {
     "logs", "loads", "lock", "scenario.yaml", "link-applied.jsonl", "link-counters.csv", "delay-line.log",
@@ -112,6 +118,7 @@ class Storm:
         self.state = folder / "state"
         self.round = Round(number, what.moment)
         self.seen: set[str] = set()  # network namespaces of the testbed
+        self.under_load: set[str] = set()  # the kinds that were killed while a load was under way
         (folder / "tmp").mkdir()
         (folder / "storm.yaml").write_text(SCENARIO)
         with socket.socket() as free:
@@ -126,7 +133,7 @@ class Storm:
                 found.wrong.append(f"up: exit {up.returncode}: {up.stderr}")
             elif moment == "idle":
                 self._kill()
-            elif moment == "load":
+            elif moment in ("load", "run"):
                 self._load()
             if moment == "down":
                 self._prfaas("down", kills=True)
@@ -172,6 +179,10 @@ class Storm:
 
     def _kill(self) -> None:
         began_s = time.monotonic()
+        if self.plan.moment == "run":
+            while not self._load_is_under_way() and time.monotonic() < began_s + PATIENCE_S:
+                time.sleep(0.02)
+            began_s = time.monotonic()
         for kill in self.plan.kills:
             while (left_s := began_s + kill.at_s - time.monotonic()) > 0:
                 time.sleep(min(left_s, 0.05))
@@ -179,14 +190,20 @@ class Storm:
             found = list(processes(self.state))
             there = [one for one in found if one.kind == kill.victim] or found
             victim = there[int(kill.draw * len(there))] if there else None
-            if victim is not None and victim.id.signal(signal.SIGKILL):
-                self.round.killed.append(f"{victim.name} {time.monotonic() - began_s:.2f}")
-            else:
+            under_load = self._load_is_under_way()
+            if victim is None or not victim.id.signal(signal.SIGKILL):
                 self.round.missed += 1
+                continue
+            self.round.killed.append(f"{victim.name} {time.monotonic() - began_s:.2f}")
+            if under_load and self._load_is_under_way():
+                self.under_load.add(victim.kind)
+
+    def _load_is_under_way(self) -> bool:
+        begun = any(not path.name.startswith("adhoc-") for path in (self.state / "loads").glob("*"))
+        return begun and not (self.folder / "results" / "client.csv").exists()
 
     def _load(self) -> None:
         done = self._prfaas("load", "--out", "results", "--json", kills=True)
-        killed = {one.rsplit(" ", 1)[0] for one in self.round.killed}
         if done.returncode not in (0, 1, 2, 3):
             self.round.wrong.append(f"load: exit {done.returncode}: {done.stderr}")
         if done.returncode == 2:
@@ -194,7 +211,8 @@ class Storm:
             return
         verdict = json.loads(done.stdout)["verdict"]
         self.round.load = f"{verdict['status']}: {'; '.join(verdict['reasons'])}" if verdict["reasons"] else "valid"
-        if "delay line" in killed and not killed & {"agent", "supervisor", "launcher"}:
+        killed = {one.rsplit(" ", 1)[0] for one in self.round.killed}
+        if "delay line" in self.under_load and not killed & {"agent", "supervisor", "launcher"}:
             if verdict["status"] != "invalid" or not any("delay line died" in why for why in verdict["reasons"]):
                 self.round.wrong.append(f"the delay line was killed under the load, which says {self.round.load}")
             if not any(one.kind == "delay line" for one in processes(self.state)):
