@@ -135,7 +135,8 @@ def outage(bed: Testbed, case: Case) -> Found:
     accounts = bed.call("GET", f"/prfaas/loads/{load['id']}")["accounts"]
     found.reconnected = sum(account["lost_connections"] for account in accounts.values())
     totals = bed.call("POST", f"/prfaas/loads/{load['id']}/end")
-    changes = [change for change in totals["changes"] if change["kind"] == "node"]
+    began_s = WARM_S / 2 * bed.scenario.scale.time_scale  # they all come up at t = 0
+    changes = [change for change in totals["changes"] if change["kind"] == "node" and change["t_s"] > began_s]
     found.nodes = dict(Counter(f"{change['before']} to {change['after']}" for change in changes))
     with open(load["rows"], newline="") as rows:
         _read(found, list(csv.DictReader(rows)), (restored_ns - load["t0_ns"]) * 1e-9, bed.scenario.scale.time_scale)

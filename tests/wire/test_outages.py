@@ -5,8 +5,10 @@ How soon KV flows again is measured by `python -m tests.wire.outages`, on a quie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,33 @@ def told(bed: Testbed, site: str) -> str:
     return answer.strip()
 
 
+def until(holds: Callable[[], object], otherwise: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline_s, otherwise()
+        time.sleep(0.05)
+
+
+def node(bed: Testbed, name: str) -> dict[str, Any]:
+    """What the gateway says of a worker."""
+    found: dict[str, Any] = next(one for one in bed.call("GET", "/prfaas/status")["nodes"] if one["name"] == name)
+    return found
+
+
+def kill(bed: Testbed, name: str) -> None:
+    supervisor = client.supervisor(bed.state)
+    supervisor.post("/signal", {"name": name, "signal": "KILL"})
+
+    def state() -> str:
+        return next(one["state"] for one in supervisor.get("/status")["processes"] if one["name"] == name)
+
+    until(lambda: state() == "dead", state)
+
+
+def restart(bed: Testbed, name: str) -> None:
+    client.supervisor(bed.state, timeout_s=60).post("/restart", {"name": name})
+
+
 @needs_bound
 def test_tries_are_bounded_in_the_sites_and_the_host_keeps_its_own(bounded: Testbed) -> None:
     assert [told(bounded, site) for site in ("prfaas", "pd")] == ["1000", "1000"]
@@ -54,6 +83,34 @@ def test_connections_live_through_an_outage_and_nothing_is_lost_or_left(bounded:
     assert found.problems == []
     assert found.reconnected == 0
     assert found.again_s < 10
+
+
+def test_a_worker_that_dies_in_an_outage_is_missed_afterwards_and_taken_back(bounded: Testbed) -> None:
+    """Nothing tells of its death while the link is away, and nothing is being sent to it when the link is back."""
+    link = client.agent(bounded.state)
+    link.put("/link", {"outage": "blackhole"})
+    try:
+        kill(bounded, "prfaas-0")
+    finally:
+        link.put("/link", {"outage": None})
+    until(lambda: not node(bounded, "prfaas-0")["alive"], lambda: node(bounded, "prfaas-0"))
+    restart(bounded, "prfaas-0")
+    until(lambda: node(bounded, "prfaas-0")["alive"], lambda: node(bounded, "prfaas-0"))
+    found = outage(bounded, Case("blackhole", 0.5))
+    assert found.problems == []
+
+
+def test_an_agent_is_started_again_and_finds_the_link_as_it_was(bounded: Testbed) -> None:
+    link = client.agent(bounded.state)
+    before = link.get("/link")
+    kill(bounded, "agent")
+    restart(bounded, "agent")
+    after = link.get("/link")
+    for direction, was in before.items():
+        assert after[direction]["kept"] == was["kept"]
+        assert after[direction]["asked"] == was["asked"]
+        assert after[direction]["counters"]["delay_line"]["pid"] == was["counters"]["delay_line"]["pid"]
+    assert outage(bounded, Case("blackhole", 0.5)).problems == []
 
 
 def test_without_a_bound_stalled_connections_break_and_are_made_anew(unbounded: Testbed) -> None:
