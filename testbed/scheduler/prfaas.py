@@ -33,6 +33,7 @@ from testbed.scheduler.api import (
 )
 from testbed.scheduler.estimators import differ
 from testbed.scheduler.rebalance import Rebalance
+from testbed.scheduler.recall import recalls
 from testbed.scheduler.rules import CostTable, least_loaded_decode, send, solve_threshold, system_of
 
 ABUNDANT: Final = "abundant"
@@ -49,6 +50,7 @@ DEFAULTS: Final[dict[str, float]] = {
     "drain_backlog_s": 60.0,  # in which what waits at the senders is to be gone: so much of the link is taken
     "least_share": 0.82,  # ... but so much of it always is
     "relief_s": 10.0,  # by which the other site has to be done sooner, for a request to go there against t
+    "recall_s": 30.0,  # that what waits at the senders may take to cross, before requests are taken back; 0: never
     "surge_dwell_s": 8.0,  # between changes of t that the link calls for, and after a fleet has grown
     "dwell_s": 60.0,  # between all others
     "profile_s": 120.0,  # between two looks at the lengths
@@ -226,6 +228,8 @@ class Prfaas:
             self._nominal_s = now_s
         self._judge_bandwidth(view, actions)
         self._follow(view, actions)
+        if self._p["recall_s"] and self._setup.n_prfaas:
+            actions += recalls(view, self._cost[PD], self._cost[PRFAAS], self._p["recall_s"])
         if self._rebalance is not None:
             actions += self._rebalance.propose(view, abundant=self.regime == ABUNDANT)
         if now_s >= self._plan_due_s:
