@@ -54,6 +54,12 @@ class Channel(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the link does not carry what was sent last: what can be told later is better told then."""
+        sock: Any = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return sock is not None and outages.stalled(sock)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]

@@ -18,6 +18,7 @@ STALLED_S: Final = 2.0  # wall seconds; or three round trips, if they take longe
 SOON_S: Final = 1.5  # wall seconds: a bound of TCP's tries with which a connection need not be given up
 RTO_MAX_MS: Path = Path("/proc/sys/net/ipv4/tcp_rto_max_ms")  # of the reader's own network namespace
 _ROUND_TRIPS: Final = 3
+_RETRANSMITS_AT: Final = 2  # in TCP_INFO: tries in a row that were not answered
 _IDLE_S, _ASK_S, _ASK_TIMES = 5, 2, 127  # keepalive: when first, how often, and how often in vain
 
 
@@ -44,3 +45,9 @@ def prepare(sock: Any) -> None:
         info = parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
         stalled_s = max(STALLED_S, _ROUND_TRIPS * info.rtt_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stalled_s * 1e3))
+
+
+def stalled(sock: Any) -> bool:
+    """Whether what was sent last had to be sent again and is still not acknowledged: what is sent now comes late."""
+    info: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    return info[_RETRANSMITS_AT] > 0

@@ -340,10 +340,16 @@ class Worker:
 
     # telemetry
     def _report(self) -> None:
-        """Send this node's account of itself, and again every telemetry_s."""
+        """Send this node's account of itself, and again every telemetry_s.
+
+        None waits for the end of an outage: a queue of old ones would keep back the first that is fresh.
+        """
         if self._telemetry is not None:
             self._telemetry.cancel()
         if self._gateway is None:
+            return
+        self._telemetry = self._loop.call_later(self.config.telemetry_s / self.clock.scale, self._report)
+        if self._gateway.is_stalled:
             return
         machine, now_s = self.machine, self.clock.now_s()
         outbox_bytes = landing_bytes = queued_tokens = waiting_grants = held_blocks = 0
@@ -375,7 +381,6 @@ class Worker:
                 lost_connections=self.sender.lost_connections,
             )
         )
-        self._telemetry = self._loop.call_later(self.config.telemetry_s / self.clock.scale, self._report)
 
     def _in_model_units(self, path: PathSample) -> PathSample:
         """A wall-unit sample in model units: wall rate = model rate x b x a, wall delay = model delay / a."""

@@ -61,3 +61,10 @@ def test_an_end_asks_after_the_other_so_that_half_a_connection_does_not_stay(
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
         assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) <= 5
+
+
+def test_a_connection_that_is_answered_is_not_stalled(ends: list[socket.socket]) -> None:
+    dialled, accepted = ends
+    dialled.sendall(b"x" * 1000)
+    assert accepted.recv(1000)
+    assert not any(outages.stalled(end) for end in ends)

@@ -40,6 +40,7 @@ LENGTHS_S: Final = (1.0, 5.0, 20.0)
 BAR_S: Final = 1.5  # from restoration to the first KV
 WARM_S, AFTER_S, PATIENCE_S = 2.5, 4.0, 30.0
 POLL_S: Final = 0.02
+STALE_S: Final = 0.5
 REQUESTS_PER_S: Final = 12.0
 ACCOUNT: Final = (
     "queued_requests", "queued_tokens", "running_requests", "outbox_bytes", "landing_bytes", "waiting_grants",
@@ -73,8 +74,8 @@ class Case:
 @dataclasses.dataclass(slots=True)
 class Found:
     """again_s: from restoration to the first KV byte that counts as landed; whole_again_s: to the first request whose
-    KV came over the link. reconnected: KV connections broken and dialled again. nodes: what control saw of them. left:
-    what was not free afterwards."""
+    KV came over the link. reconnected: KV connections broken and dialled again. stale: accounts of the remote nodes
+    that came more than STALE_S late. nodes: what control saw of them. left: what was not free afterwards."""
 
     kind: str
     length_s: float
@@ -85,6 +86,7 @@ class Found:
     retried: int = 0
     lost: dict[str, int] = dataclasses.field(default_factory=dict)
     reconnected: int = 0
+    stale: int = 0
     nodes: dict[str, int] = dataclasses.field(default_factory=dict)
     left: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -138,6 +140,7 @@ def outage(bed: Testbed, case: Case) -> Found:
     began_s = WARM_S / 2 * bed.scenario.scale.time_scale  # they all come up at t = 0
     changes = [change for change in totals["changes"] if change["kind"] == "node" and change["t_s"] > began_s]
     found.nodes = dict(Counter(f"{change['before']} to {change['after']}" for change in changes))
+    found.stale = _stale(load["events"], STALE_S * bed.scenario.scale.time_scale)
     with open(load["rows"], newline="") as rows:
         _read(found, list(csv.DictReader(rows)), (restored_ns - load["t0_ns"]) * 1e-9, bed.scenario.scale.time_scale)
     return found
@@ -213,6 +216,13 @@ def _read(found: Found, rows: list[dict[str, str]], restored_s: float, scale: fl
     found.whole_again_s = min((after_s for after_s in landed_s if after_s > 0), default=math.inf)
 
 
+def _stale(events: str, bound_s: float) -> int:
+    with open(events) as lines:
+        told = [one for line in lines if (one := json.loads(line))["event"]["type"] == "Telemetry"]
+    remote = [one for one in told if one["event"]["node"].startswith("prfaas")]
+    return sum(one["t_s"] - one["event"]["t_s"] > bound_s for one in remote)
+
+
 def _held(bed: Testbed, load_id: str) -> dict[str, Any]:
     """What is not free, by the gateway's account and by every worker's last one."""
     totals = bed.call("GET", f"/prfaas/loads/{load_id}")
@@ -251,7 +261,7 @@ def row(found: Found, bounded: bool) -> str:
     return (
         f"{found.kind:10} {found.length_s:5g} {state:6} {found.again_s:8.3f} {found.whole_again_s:8.3f} "
         f"{found.requests:9} {found.remote:7} {found.retried:8} {sum(found.lost.values()):5} {len(found.left):5} "
-        f"{found.reconnected:12}  {nodes}"
+        f"{found.reconnected:12} {found.stale:6}  {nodes}"
     )
 
 
@@ -267,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     bounded, out = not asked.without_bound, sys.stderr if asked.json else sys.stdout
     print(
-        "kind       for s found    KV, s whole, s  requests  remote  retried  lost  left  reconnected  nodes",
+        "kind       for s found    KV, s whole, s  requests  remote  retried  lost  left  reconnected  stale  nodes",
         file=out,
     )
     rows = []

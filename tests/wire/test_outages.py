@@ -85,6 +85,13 @@ def test_connections_live_through_an_outage_and_nothing_is_lost_or_left(bounded:
     assert found.again_s < 10
 
 
+@needs_bound
+def test_no_queue_of_old_accounts_keeps_back_the_first_that_is_fresh(bounded: Testbed) -> None:
+    found = outage(bounded, Case("blackhole", 4.0))  # in which two nodes would give 80
+    assert found.problems == []
+    assert found.stale < 40
+
+
 def test_a_worker_that_dies_in_an_outage_is_missed_afterwards_and_taken_back(bounded: Testbed) -> None:
     """Nothing tells of its death while the link is away, and nothing is being sent to it when the link is back."""
     link = client.agent(bounded.state)
