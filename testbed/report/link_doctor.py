@@ -262,8 +262,9 @@ def _too_fast(axis: Axis, direction: str) -> list[Finding]:
     four = np.ones(4)
     if len(wire) < 4 or not _on_wire(axis):
         return []
-    over = np.convolve(wire, four, "valid") / np.convolve(applied, four, "valid")
-    over[np.convolve(still, four, "valid") < 4] = 0
+    rows = np.convolve(still, four, "valid") == 4
+    sums = np.convolve(wire, four, "valid"), np.convolve(applied, four, "valid")
+    over = np.divide(*sums, out=np.zeros(len(rows)), where=rows)
     at = int(over.argmax())
     if over[at] <= MOST:
         return []
