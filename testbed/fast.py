@@ -27,6 +27,7 @@ MODULES: Final = (
     "emulator.kvcache",
     "emulator.prefix_cache",
     "netem.fluid",
+    "testbed.control.judge",
     "testbed.control.life",
     "testbed.control.nodes",
     "testbed.directory",

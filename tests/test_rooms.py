@@ -36,10 +36,14 @@ PURE = {  # modules that decide, and what else they may import
     },
     "netem/schedule_files.py": {"netem.courses", "netem.link"},
     "netem/token_bucket.py": {"netem.courses"},
+    "testbed/control/copies.py": {
+        "emulator.messages", "testbed.control.events", "testbed.control.nodes", "testbed.scheduler.api",
+    },
+    "testbed/control/judge.py": {"testbed.scheduler.api"},
     "testbed/control/events.py": {"msgspec", "emulator.messages", "testbed.scheduler.api"},
     "testbed/control/life.py": {
-        "emulator.kvcache", "emulator.messages", "testbed.control.events", "testbed.control.nodes",
-        "testbed.scheduler.api", "testbed.scheduler.estimators",
+        "emulator.kvcache", "emulator.messages", "testbed.control.copies", "testbed.control.events",
+        "testbed.control.judge", "testbed.control.nodes", "testbed.scheduler.api", "testbed.scheduler.estimators",
     },
     "testbed/control/nodes.py": {
         "emulator.messages", "testbed.control.events", "testbed.directory", "testbed.scheduler.api",
