@@ -28,11 +28,13 @@ from aiohttp import web
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.agent_http import application
+from netem.backend import Asked, Delays, choose, tried
 from netem.keeper import Keeper
 from netem.layers import Layer, LayerSpec, effective
-from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, impairment, update
+from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, update
 from netem.outage import Outages
-from netem.plan import RateClass
+from netem.plan import CONTROL_CLASS, KV_CLASS, REST_CLASS, Layout, Netem, RateClass, ShareClass
+from netem.segments import check_single
 from netem.tc import Applied, Counters, Shaper
 
 COUNTER_COLUMNS = (
@@ -55,6 +57,10 @@ and 1 while it is dead."""
 MIN_STEP_S = 0.02  # htb times what is queued at the old rate until its next event; steps closer than this blur
 RETRY_S = 0.5
 
+_TOLD = (RateClass, ShareClass, Netem)
+_TOLD_HANDLES = (KV_CLASS, REST_CLASS, CONTROL_CLASS, "10:0", "11:0", "20:0")
+"""What GET /link tells of what the kernel keeps; the other flows' classes are as the rest's is."""
+
 _log = logging.getLogger("netem.agent")
 
 
@@ -65,7 +71,9 @@ class AgentConfig:
     `socket`: path of the Unix socket. `interfaces`: direction -> interface name. `state`: as for PUT /link, with
     `rate_bps` for every direction. `applied_log`: JSON lines, one a step that was applied. `counters_csv`:
     COUNTER_COLUMNS, both directions every `sample_s`. `ready_file`: made, holding the pid, once the link is shaped.
-    `seed`: of losses and jitter. The delay line's socket, configuration and log lie beside `socket`.
+    `seed`: of losses and jitter. The delay line's socket and configuration lie beside `socket`, its log in `log_dir`
+    (None: there too). `delay_by`: what delays and loses, "auto" for what this kernel does best (`netem.backend`).
+    `flows`: how many of the transport's connections are numbered, and capped where `state` has `per_flow_bps`.
     """
 
     socket: str
@@ -76,6 +84,15 @@ class AgentConfig:
     ready_file: str
     sample_s: float = 0.25
     seed: int = 1
+    log_dir: str | None = None
+    delay_by: Asked = "auto"
+    flows: int = 0
+
+    @property
+    def layout_flows(self) -> int | None:
+        """`netem.plan.Layout.flows`."""
+        capped = any(state.per_flow_bps is not None for state in self.states().values())
+        return self.flows if capped else None
 
     @classmethod
     def load(cls, path: Path) -> AgentConfig:
@@ -120,6 +137,7 @@ class Agent:
     shapers: Mapping[str, Shaper]
     keeper: Keeper
     outages: Outages
+    delays: Delays
     applied_log: TextIO
     counters_csv: TextIO
     base: dict[str, LinkState] = field(default_factory=dict)
@@ -142,14 +160,21 @@ class Agent:
 
         `layer`: on whose behalf, for the log.
         """
+        line_has_all = self.delays.check(states)
         self._known = False
         cut = any(state.outage and not self._is_cut(direction) for direction, state in states.items())
-        delayed = await self._cut(states) if cut else set()  # at its time, and not when the rates are set
+        # An outage at its time, and not when the rates are set; and no packet passes between two delays.
+        first = cut or line_has_all != self.delays.line_has_all
+        delayed = await self._cut(states, line_has_all) if first else set()
         cut_ns = time.monotonic_ns()
-        shaped = {direction: await self.shapers[direction].apply(state) for direction, state in states.items()}
-        if not cut:
-            delayed = await self._cut(states)
+        shaped = {
+            direction: await self.shapers[direction].apply(state, netem_delays=not line_has_all)
+            for direction, state in states.items()
+        }
+        if not first:
+            delayed = await self._cut(states, line_has_all)
             cut_ns = time.monotonic_ns()
+        self.delays.line_has_all = line_has_all
         for direction, state in states.items():
             applied = shaped[direction]
             self.states[direction] = state
@@ -169,16 +194,16 @@ class Agent:
         before = self.states.get(direction)
         return before is not None and before.outage is not None
 
-    async def _cut(self, states: Mapping[str, LinkState]) -> set[str]:
-        """Delay, loss and outages as in `states`; the directions that changed. Raises LinkError."""
-        impairments = {direction: self._impairment(direction, state) for direction, state in states.items()}
+    async def _cut(self, states: Mapping[str, LinkState], line_has_all: bool) -> set[str]:
+        """The delay line and outages as in `states`; the directions that changed. Raises LinkError."""
+        impairments = {way: self._impairment(way, state, line_has_all) for way, state in states.items()}
         changed = await self.keeper.apply(impairments)
         self._stalled = {direction for direction, asked in impairments.items() if asked.stalled}
         return changed | await self.outages.apply({direction: state.outage for direction, state in states.items()})
 
-    def _impairment(self, direction: str, state: LinkState) -> Impairment:
+    def _impairment(self, direction: str, state: LinkState, line_has_all: bool) -> Impairment:
         """What waits in a stall goes on waiting while a blackhole takes its place, as nothing may arrive."""
-        asked = impairment(state)
+        asked = self.delays.of_line(state, line_has_all)
         holds = state.outage == "blackhole" and direction in self._stalled
         return dataclasses.replace(asked, stalled=True) if holds else asked
 
@@ -276,7 +301,7 @@ class Agent:
         counted = await self.all_counters()
         outages = await self.outages.read_back()
         for direction, shaper in self.shapers.items():
-            kept = [command for command in await shaper.read_back() if isinstance(command, RateClass)]
+            kept = {one.handle: one for one in await shaper.read_back() if isinstance(one, _TOLD)}
             asked, applied = self.states.get(direction), self.applied.get(direction)
             line = counted[direction]["delay_line"] or {}
             stalled = "stall" if line.get("asked", {}).get("stalled") else None
@@ -285,7 +310,8 @@ class Agent:
                 "asked": dataclasses.asdict(asked) if asked else None,
                 "base": dataclasses.asdict(self.base[direction]) if asked else None,
                 "layers": [layer.spec.name for layer in self.layers],
-                "kept": {command.handle: dataclasses.asdict(command) for command in kept},
+                "kept": {handle: dataclasses.asdict(kept[handle]) for handle in _TOLD_HANDLES if handle in kept},
+                "delay_by": self.delays.describe(),
                 "outage_kept": outages[direction] or stalled,
                 "applied": dataclasses.asdict(applied) if applied else None,
                 "counters": counted[direction],
@@ -331,14 +357,20 @@ async def run(config: AgentConfig) -> None:
 
 
 async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, counters_csv: TextIO) -> None:
+    backend = choose(await asyncio.to_thread(tried), config.delay_by)
+    layout = Layout(netem=backend.delay == "netem", flows=config.layout_flows)
+    if layout.netem:
+        await asyncio.to_thread(check_single, config.interfaces.values())
     async with AsyncExitStack() as stack:
         shapers = {
-            direction: await stack.enter_async_context(Shaper(interface))
+            direction: await stack.enter_async_context(Shaper(interface, layout))
             for direction, interface in config.interfaces.items()
         }
-        keeper = Keeper(config.interfaces, Path(config.socket).with_name("delay-line.sock"), config.seed)
+        beside = Path(config.socket).with_name("delay-line.sock")
+        log = Path(config.log_dir, "delay-line.log") if config.log_dir else beside.with_suffix(".log")
+        keeper = Keeper(config.interfaces, beside, config.seed, log)
         stack.push_async_callback(keeper.close)
-        agent = Agent(config, shapers, keeper, Outages(config.interfaces), applied_log, counters_csv)
+        agent = Agent(config, shapers, keeper, Outages(config.interfaces), Delays(backend), applied_log, counters_csv)
         await agent.start()
         runner = web.AppRunner(application(agent), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         stack.push_async_callback(runner.cleanup)

@@ -1,6 +1,6 @@
 """The agent's HTTP interface: what may be asked of a link, on a Unix socket.
 
-    GET  /link      {"to_pd": {"asked", "base", "layers", "kept", "outage_kept", "applied", "counters"}, ...}
+    GET  /link      {"to_pd": {"asked", "base", "layers", "kept", "delay_by", "outage_kept", "applied", "counters"}, ..}
     PUT  /link      the base state: a partial one as in `netem.link.update`; answers as GET
     POST /layers    a layer over it (`netem.layers.LayerSpec`); lives as long as the connection
     GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets", "delay_line"}, ...}
@@ -9,6 +9,9 @@ What the link does (`asked`) is the base state under the layers there are, see `
 answers, as they happen, lines of JSON: for each step and direction {"layer", "direction", "at_s", "t_applied_ns",
 "late_s", "before", "state"}, the link's whole states; for one that could not be had {"layer", "at_s", "error"}. When
 the connection closes, because the client wants it or is dead, the layer is gone and the link is what remains.
+
+`delay_by` is which mechanism has delay and loss (`netem.backend.Delays.describe`). With netem the drops of a class are
+its losses too.
 
 `delay_line` is null until delay, jitter or loss is first asked for, and then what `netem.keeper.Keeper.describe` says:
 packets held, passed, lost and overflowed, how late they left, and how often the line died (`deaths`: not a valid run).

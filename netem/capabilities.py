@@ -8,22 +8,21 @@ reported, and used by nothing yet.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
+from netem.attempts import try_netem, try_nfqueue, why_not
+from netem.backend import Backend, choose
 from netem.delay import prioritise
-from netem.divert import divert
 from netem.link import LinkError
-from netem.nfqueue import Queue
 
 _PATIENCE_S = 30.0
 _INTERFACE, _PEER = "prfcap0", "prfcap1"
+_ANY_TCP = {"prio": 1, "protocol": 0x0800, "keys": ["0x06/0xff+9"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +44,21 @@ def judge(tried: Mapping[str, str]) -> list[Capability]:
     def of(feature: str) -> str:
         return tried.get(feature, "could not be tried")
 
-    rate = of("veth") or of("htb")
-    line = rate or of("nfqueue")
+    rate = of("veth") or of("htb") or of("u32")
+    backend = choose(tried) if not rate else Backend(None, False, rate, "veth sch_htb cls_u32")
+    by = {"netem": "netem", "nfqueue": "delay line (NFQUEUE)", None: None}[backend.delay]
+    how = {"netem": "a queue of each htb class", "nfqueue": "packets wait in the kernel, by its own clock"}
+    load = f"as root on the host: {backend.missing}"
     found = [
-        Capability("rate", None, f"htb on veth: {rate}", "as root on the host: modprobe veth sch_htb")
+        Capability("rate", None, f"htb on veth, u32: {rate}", "as root on the host: modprobe veth sch_htb cls_u32")
         if rate
-        else Capability("rate", "htb", "an htb class on each egress interface of the WAN"),
-        Capability(
-            "delay, jitter, loss",
-            None,
-            f"NFQUEUE: {line}",
-            "as root on the host: modprobe nfnetlink_queue nft_queue (or nft_compat and xt_NFQUEUE)",
-        )
-        if line
-        else Capability("delay, jitter, loss", "delay line (NFQUEUE)", "packets wait in the kernel, by its own clock"),
+        else Capability("rate", "htb", "an htb class on each egress interface of the WAN; caps a flow by u32"),
+        Capability("delay, loss", None, backend.why, load)
+        if backend.delay is None
+        else Capability("delay, loss", by, f"{backend.why}; {how[backend.delay]}"),
+        Capability("jitter, stall", "delay line (NFQUEUE)", "packets wait in order; netem's jitter reorders")
+        if backend.line
+        else Capability("jitter, stall", None, f"NFQUEUE: {rate or of('nfqueue')}", load),
     ]
     late = " and ".join(why for why in (of("realtime"), of("locked")) if why)
     punctual = "as root (not in a user namespace), or with an rtprio and a memlock limit: see limits.conf(5)"
@@ -66,12 +66,6 @@ def judge(tried: Mapping[str, str]) -> list[Capability]:
         Capability("punctuality", "normal priority", f"{late}; packets leave later on a busy machine", punctual)
         if late
         else Capability("punctuality", "real-time priority", "SCHED_FIFO, memory locked")
-    )
-    absent = of("netem")
-    found.append(
-        Capability("sch_netem", None, f"{absent}; not needed: the delay line does its work")
-        if absent
-        else Capability("sch_netem", "there, unused", "the delay line does its work, and never reorders")
     )
     return found
 
@@ -99,23 +93,15 @@ def _try_all() -> dict[str, str]:
         steps: dict[str, Callable[[], object]] = {
             "veth": lambda: ip.link("add", ifname=_INTERFACE, kind="veth", peer={"ifname": _PEER}),
             "htb": lambda: ip.tc("add", "htb", index(_INTERFACE), "1:", default=0x10),
-            "netem": lambda: ip.tc("add", "netem", index(_PEER), "1:", delay=1000),
-            "nfqueue": lambda: (divert({_INTERFACE: 1}), Queue(1, lambda *_: True)),
+            "u32": lambda: ip.tc("add-filter", "u32", index(_INTERFACE), parent=0x10000, target=0x10010, **_ANY_TCP),
         }
-        tried = {}
-        for name, step in steps.items():
-            try:
-                step()
-                tried[name] = ""
-            except NetlinkError as refused:
-                tried[name] = f"this kernel refuses it ({os.strerror(abs(refused.code))})"
-            except (LinkError, OSError) as refused:
-                tried[name] = str(refused)
+        found = {name: why_not(step) for name, step in steps.items()}
+    found |= {"netem": try_netem(), "nfqueue": try_nfqueue()}
     allowed = prioritise()
-    tried |= {name: "" if allowed[name] else "refused" for name in ("realtime", "locked")}
+    found |= {name: "" if allowed[name] else "refused" for name in ("realtime", "locked")}
     for refused_ in allowed["refused"]:
-        tried["realtime" if refused_.startswith("SCHED_FIFO") else "locked"] = refused_
-    return tried
+        found["realtime" if refused_.startswith("SCHED_FIFO") else "locked"] = refused_
+    return found
 
 
 if __name__ == "__main__":

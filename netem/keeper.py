@@ -39,16 +39,17 @@ class Faults:
 
 
 class Keeper:
-    """The delay line of one WAN. `interfaces`: direction -> interface whose egress it delays. `socket`: the line's.
+    """The delay line of one WAN. `interfaces`: direction -> interface whose egress it delays. `socket`: the line's;
+    its configuration lies beside, and what it says goes to `log`.
 
     `faults` counts; `down` says that none serves right now. Entered and used in the WAN's network namespace.
     """
 
-    def __init__(self, interfaces: Mapping[str, str], socket: Path, seed: int) -> None:
+    def __init__(self, interfaces: Mapping[str, str], socket: Path, seed: int, log: Path) -> None:
         self.faults = Faults()
         self.down = False
         self._queues = {direction: number for number, direction in enumerate(interfaces, start=1)}
-        self._interfaces, self._socket, self._seed = interfaces, socket, seed
+        self._interfaces, self._socket, self._seed, self._log_path = interfaces, socket, seed, log
         self._wanted: dict[str, Impairment] = {}
         self._mechanism = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -127,7 +128,7 @@ class Keeper:
         """Start a line and wait until it serves. Raises LinkError with what it said."""
         lines = {way: asdict(self._wanted[way]) for way in self._interfaces}
         config = {"socket": str(self._socket), "seed": self._seed, "queues": self._queues, "lines": lines}
-        path, log_path = self._socket.with_suffix(".json"), self._socket.with_suffix(".log")
+        path, log_path = self._socket.with_suffix(".json"), self._log_path
         path.write_text(json.dumps(config))
         self._socket.unlink(missing_ok=True)
         # Not asyncio's: that kills its children when the loop ends, and the line outlives the agent.

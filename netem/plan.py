@@ -38,12 +38,14 @@ _QUANTUM_BYTES = 60_000
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`netem`: queues delay and lose by netem; else they are plain and the delay line does that. `flows`: how many of
-    the transport's connections have a class of their own, capped at `per_flow_bps`; 0 for no caps."""
+    the transport's connections have a class of their own, capped at `per_flow_bps`; None for no caps."""
 
     netem: bool = False
-    flows: int = 0
+    flows: int | None = None
 
     def __post_init__(self) -> None:
+        if self.flows is None:
+            return
         if isinstance(self.flows, bool) or not isinstance(self.flows, int) or not 0 <= self.flows <= FLOWS:
             refuse("flows", self.flows, "is no number of connections", f"give 0 to {FLOWS}")
 
@@ -155,9 +157,9 @@ def plan(state: LinkState, layout: Layout = Layout(), *, netem_delays: bool = Tr
         frame_bytes = state.mtu + ETHERNET_BYTES
         return ShareClass(handle, KV_CLASS, ceil_bps, burst_bytes(ceil_bps), frame_bytes, _QUANTUM_BYTES, 1)
 
-    commands: list[Command] = [Root(ROOT_HANDLE, REST_CLASS if layout.flows else KV_CLASS)]
+    commands: list[Command] = [Root(ROOT_HANDLE, KV_CLASS if layout.flows is None else REST_CLASS)]
     commands.append(rate(KV_CLASS, state.rate_bps, 1))
-    numbers = [*range(layout.flows), *PROBE_FLOWS] if layout.flows else []
+    numbers = [] if layout.flows is None else [*range(layout.flows), *PROBE_FLOWS]
     if state.per_flow_bps is not None:
         commands += [share(REST_CLASS, state.per_flow_bps), queue(0x11, REST_CLASS, state.per_flow_bps)]
         commands += [share(ACK_CLASS, state.rate_bps), queue(0x12, ACK_CLASS, state.rate_bps)]
@@ -173,7 +175,7 @@ def plan(state: LinkState, layout: Layout = Layout(), *, netem_delays: bool = Tr
 
 
 def _check(state: LinkState, layout: Layout) -> None:
-    if (state.per_flow_bps is not None) != bool(layout.flows):
+    if (state.per_flow_bps is not None) != (layout.flows is not None):
         remedy = "a cap can get another value, but neither come nor go: set link.per_flow_bps where the link is started"
         refuse("per_flow_bps", state.per_flow_bps, "cannot be had on this link as it is laid out", remedy)
     if layout.netem and state.rate_bps > NETEM_ORDER_BPS:

@@ -22,7 +22,9 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from netem.attempts import try_netem
 from netem.link import LinkError
+from netem.segments import send_single
 
 SITES = ("prfaas", "wan", "pd")
 ADDRESSES: Mapping[str, str] = {"prfaas": "10.77.1.1", "pd": "10.77.2.1"}
@@ -233,6 +235,8 @@ def _connect_site(settings: TopologySettings, site: str, wan_fd: int) -> None:
     peer = {"ifname": f"w-{site}", "net_ns_fd": wan_fd, "address": _WAN_MAC[site], "mtu": settings.mtu}
     with IPRoute() as ip:
         ip.link("add", ifname=SITE_INTERFACE, kind="veth", address=_SITE_MAC[site], mtu=settings.mtu, peer=peer)
+        if not try_netem():  # it will be what delays, and takes a super-packet for one packet
+            send_single(ip, _index(ip, SITE_INTERFACE))
         _configure(ip, SITE_INTERFACE, ADDRESSES[site], WAN_ADDRESSES[site], _WAN_MAC[site])
 
 

@@ -24,6 +24,7 @@ from testbed.launch.state import StateDir, TestbedError
 
 Status = Literal["ok", "warn", "missing"]
 PYTHON = (3, 11)
+LINK = ("delay, loss", "jitter, stall", "punctuality")
 CORES = 4
 MEMORY_BYTES = 4 << 30
 DISK_BYTES = 1 << 30
@@ -106,7 +107,7 @@ def _kernel(tried: dict[str, str]) -> list[Check]:
         found.append(
             Check(name, "ok", f"{what}: works") if not refused else Check(name, "missing", f"{what}: {refused}", remedy)
         )
-    for name in ("netem", "ingress", "ifb"):
+    for name in ("ingress", "ifb"):
         refused = tried.get(name, "could not be tried")
         found.append(Check(name, "ok", f"{refused or 'works'} (informational: nothing needs it)"))
     return found
@@ -115,10 +116,10 @@ def _kernel(tried: dict[str, str]) -> list[Check]:
 def _link() -> list[Check]:
     """Delay, jitter and loss, and how punctual they are."""
     try:
-        capabilities = [one for one in probe(unshare_argv()) if one.name in ("delay, jitter, loss", "punctuality")]
+        capabilities = [one for one in probe(unshare_argv()) if one.name in LINK]
     except (LinkError, TestbedError) as error:
         what, _, remedy = str(error).rpartition("; ")
-        return [Check("delay, jitter, loss", "warn", what, remedy)]
+        return [Check(LINK[0], "warn", what, remedy)]
     return [
         Check(one.name, "warn" if one.remedy else "ok", f"{one.backend or 'nothing'}: {one.why}", one.remedy)
         for one in capabilities
@@ -196,7 +197,6 @@ def _try_features() -> dict[str, str]:
         steps: dict[str, Callable[[], object]] = {
             "veth": lambda: ip.link("add", ifname=interface, kind="veth", peer={"ifname": "prfdoc1"}),
             "htb": lambda: ip.tc("add", "htb", index(interface), "1:", default=0x10),
-            "netem": lambda: ip.tc("add", "netem", index("prfdoc1"), "1:", delay=1000),
             "ingress": lambda: ip.tc("add", "ingress", index(interface), "ffff:"),
             "ifb": lambda: ip.link("add", ifname="prfdoc2", kind="ifb"),
         }

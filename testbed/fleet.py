@@ -135,6 +135,7 @@ def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
         "counters_csv": str(state.root / "link-counters.csv"),
         "ready_file": str(state.ready_file("agent")),
         "sample_s": SAMPLE_S,
+        "log_dir": str(state.logs),
     }
     return ProcessSpec("agent", "wan", (sys.executable, "-m", "netem.agent"), role="link", config=config, stage=0)
 

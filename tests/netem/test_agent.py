@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig
 from netem.agent_http import application
+from netem.backend import Delays, choose
 from netem.link import Impairment, LinkError, LinkState
 from netem.plan import Command, plan
 from netem.tc import Applied, ClassCounters, Counters
@@ -28,13 +29,15 @@ class FakeShaper:
 
     def __init__(self) -> None:
         self.states: list[LinkState] = []
+        self.netem_delays = False
         self.broken = False
 
-    async def apply(self, state: LinkState) -> Applied:
+    async def apply(self, state: LinkState, *, netem_delays: bool = True) -> Applied:
         if self.broken:
             raise LinkError("interface w-pd: the kernel kept another state than asked")
         changed = not self.states or self.states[-1] != state
         self.states.append(state)
+        self.netem_delays = netem_delays
         now_ns = time.monotonic_ns()
         return Applied(now_ns, now_ns, int(changed))
 
@@ -81,6 +84,9 @@ class FakeOutages:
         return self.now
 
 
+LINE = {"netem": "no such kind", "nfqueue": ""}
+BOTH = {"netem": "", "nfqueue": ""}
+
 VALID: dict[str, Any] = {
     "socket": "s",
     "interfaces": {"to_pd": "w-pd", "to_prfaas": "w-prfaas"},
@@ -97,7 +103,7 @@ async def agent() -> Agent:
     shapers: Any = {direction: FakeShaper() for direction in config.interfaces}
     keeper: Any = FakeKeeper()
     outages: Any = FakeOutages()
-    made = Agent(config, shapers, keeper, outages, io.StringIO(), io.StringIO())
+    made = Agent(config, shapers, keeper, outages, Delays(choose(LINE)), io.StringIO(), io.StringIO())
     await made.start()
     return made
 
@@ -173,6 +179,30 @@ async def test_delay_and_loss_are_asked_of_the_delay_line_per_direction(
         "to_pd": (0.02, 0.01),
         "to_prfaas": (0.02, 0.0),
     }
+
+
+async def test_where_netem_delays_the_line_is_not_asked_until_there_is_jitter(
+    client: TestClient[Any, Any], agent: Agent
+) -> None:
+    agent.delays = Delays(choose(BOTH))
+    shapers: Any = agent.shapers
+    answer = await (await client.put("/link", json={"delay_s": 0.02, "loss": 0.01})).json()
+    assert answer["to_pd"]["delay_by"]["delay"] == "netem"
+    assert not any(asked.does_something for asked in agent.keeper.wanted.values())  # type: ignore[attr-defined]
+    assert all(shaper.netem_delays for shaper in shapers.values())
+    answer = await (await client.put("/link", json={"to_pd": {"jitter_s": 0.001}})).json()
+    assert answer["to_prfaas"]["delay_by"]["delay"] == "nfqueue"
+    assert {asked.delay_s for asked in agent.keeper.wanted.values()} == {0.02}  # type: ignore[attr-defined]
+    assert not any(shaper.netem_delays for shaper in shapers.values())
+
+
+async def test_what_no_backend_can_do_changes_nothing(client: TestClient[Any, Any], agent: Agent) -> None:
+    agent.delays = Delays(choose({"netem": "", "nfqueue": "no such target"}))
+    response = await client.put("/link", json={"to_pd": {"delay_s": 0.02, "jitter_s": 0.001}})
+    error = (await response.json())["error"]
+    assert response.status == 400
+    assert (error["field"], "modprobe" in error["remedy"]) == ("to_pd.jitter_s", True)
+    assert agent.states["to_pd"] == LinkState(20e6)
 
 
 async def test_the_delay_line_is_counted_once_it_serves(client: TestClient[Any, Any]) -> None:
