@@ -51,7 +51,7 @@ class LinkLayer:
     ) -> None:
         self.events: list[dict[str, Any]] = []
         self.faults: list[str] = []
-        self.name = name
+        self.name, self.t0_ns = name, t0_ns
         self._state = state
         self._body = {
             "name": name,
