@@ -9,6 +9,8 @@ import pytest
 from testbed.scheduler.api import COPIES, NodeView, Replicate, RequestView, SystemView
 from testbed.scheduler.estimators import Observed
 from testbed.scheduler.rebalance import LEAST_HITS, Rebalance
+from testbed.simulate import Result, simulate
+from tests.bench.rebalance import offered
 
 NOMINAL_BPS = 100e9
 PERIOD_S = 30.0
@@ -132,3 +134,60 @@ class TestHowMuch:
         run = self.many(Run(share=0.4), 1)
         run.view.copying = 1
         assert run.copies() == []
+
+
+@pytest.fixture(scope="module")
+def copied() -> Result:
+    return TestInVirtualTime.run(TestInVirtualTime.SHARE)
+
+
+class TestInVirtualTime:
+    """Agents that share system prompts, on the fleet of `conversation`."""
+
+    SHARE = 0.02
+    DURATION_S = 400.0
+
+    @classmethod
+    def run(cls, share: float, *sets: str) -> Result:
+        given = (
+            f"deployments.prfaas-pd.policy.parameters={{replicate_share: {share}}}",
+            f"workload={{rate_rps: 3, duration_s: {cls.DURATION_S}}}",
+            "scheduler.tick_s=1",
+            "telemetry_s=1",
+            *sets,
+        )
+        return simulate("conversation", sets=given, workload=(offered(1, cls.DURATION_S), 3.0))
+
+    def events(self, run: Result, kind: str) -> list[dict[str, object]]:
+        return run.timeline[run.timeline["event"] == kind].to_dict("records")  # type: ignore[return-value]
+
+    def test_what_began_has_ended_and_most_of_it_came(self, copied: Result) -> None:
+        begun, ended = self.events(copied, "replicate"), self.events(copied, "replicated")
+        assert len(begun) == len(ended) > 3
+        assert sum(one["after"] > 0 for one in ended) > len(ended) / 2  # type: ignore[operator]
+
+    def test_no_period_takes_more_than_its_share(self, copied: Result) -> None:
+        landed: dict[int, float] = {}
+        for one in self.events(copied, "replicated"):
+            period = int(float(one["t_s"]) // PERIOD_S)  # type: ignore[arg-type]
+            landed[period] = landed.get(period, 0.0) + float(one["after"])  # type: ignore[arg-type]
+        budget = self.SHARE * NOMINAL_BPS * PERIOD_S / 8
+        assert max(landed.values()) <= budget
+        assert copied.summary["scheduler"]["replicated_bytes"] == sum(landed.values()) > 0
+
+    def test_it_costs_nobody_an_answer_and_the_policy_no_error(self, copied: Result) -> None:
+        assert copied.summary["requests"]["failed"] == 0
+        assert copied.summary["policy_errors"] == {}
+
+    def test_what_was_copied_is_not_fetched_again(self, copied: Result) -> None:
+        without = self.run(0.0)
+        assert self.events(without, "replicate") == []
+        assert copied.requests["fetched_bytes"].sum() < without.requests["fetched_bytes"].sum()
+
+    def test_none_while_the_link_is_cut(self) -> None:
+        cut = "link.schedule={kind: constant, rate_bps: 100gbps, outages: [{at_s: 150, duration_s: 100}]}"
+        run = self.run(self.SHARE, cut)
+        times = [float(one["t_s"]) for one in self.events(run, "replicate")]  # type: ignore[arg-type]
+        assert [at_s for at_s in times if at_s > 260]
+        assert not [at_s for at_s in times if 155 < at_s < 250]
+        assert len(self.events(run, "replicated")) == len(times)
