@@ -224,7 +224,7 @@ class Agent:
         says = [layer.says for layer in self.layers]
         for i, step in enumerate(spec.steps):
             try:
-                effective(self.base, [*says, step.state])
+                self.delays.check(effective(self.base, [*says, step.state]))
             except LinkError as wrong:
                 where = f"steps[{i}].state."
                 raise LinkError(f"{where}{wrong}", where + str(wrong.field), wrong.value, wrong.remedy) from None

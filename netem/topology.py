@@ -131,7 +131,9 @@ def build(settings: TopologySettings | None = None) -> Topology:
 def set_wan_interface(interface: str, up: bool) -> None:
     """In the WAN's namespace: take down an interface of WAN_INTERFACES, or bring it up again with all that `build` gave
     it, and read that back. Idempotent. Raises LinkError."""
-    site = next(site for site in ADDRESSES if interface == f"w-{site}")
+    site = next((site for site in ADDRESSES if interface == f"w-{site}"), None)
+    if site is None:
+        raise LinkError(f"interface {interface}: is none of the WAN's ({', '.join(WAN_INTERFACES.values())})")
     with IPRoute() as ip:
         index = _index(ip, interface)
         try:
