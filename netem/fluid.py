@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TCP_EFFICIENCY: Final = 1448 / 1514  # payload a byte on the wire at MTU 1500 (network design page, rule 3)
-LEAST_LEFT: Final = 0.02  # of the link, for TCP beside datagrams that would fill all of it
+LEAST_LEFT: Final = 0.2  # of the link, for TCP beside datagrams that would fill all of it (docs/findings.md)
 _EPSILON: Final = 1e-6  # bytes: less than this waiting is nothing
 _INFINITY: Final = float("inf")
 
