@@ -25,7 +25,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,11 +59,12 @@ _SEGMENTS: Final = struct.Struct("=128xQII")  # of struct tcp_info: bytes_receiv
 
 @dataclass(slots=True)
 class Noted:
-    """What the sender of one source did. broken: flows that were lost and made anew; held_back: datagrams that
-    were due and not sent: the process was late, or the kernel did not take them."""
+    """What the sender of one source did. broken: flows that were lost and made anew; datagrams: sent, for
+    whatever became of them; held_back: due and not sent, as the process was late or the kernel full."""
 
     spells: int = 0
     broken: int = 0
+    datagrams: int = 0
     held_back: int = 0
 
 
@@ -229,8 +230,9 @@ async def _flow(to: tuple[str, int], noted: Noted) -> None:
             try:
                 await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, to), _CONNECT_S)
                 await _bulk(sock)
-            except OSError:
+            except OSError as error:
                 noted.broken += 1
+                print(f"a flow to port {to[1]} broke and is made anew: {error!r}", file=sys.stderr, flush=True)
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -277,8 +279,12 @@ async def _pace(to: tuple[str, int], rate_bps: float, noted: Noted) -> None:
                 sent += count
                 try:
                     sock.sendto(payload[: count * DATAGRAM_BYTES], to)
-                except (BlockingIOError, ConnectionRefusedError):
+                except BlockingIOError:
                     noted.held_back += count
+                    continue
+                except OSError:  # no way there, as while the link is down: lost
+                    pass
+                noted.datagrams += count
             await asyncio.sleep(max(_TICK_S, packet_s))
 
 
@@ -342,11 +348,7 @@ def _counted(departures: Departures, arrivals: Arrivals) -> dict[str, Any]:
         index: {"bytes": one.bytes, "wire_bytes": one.wire_bytes, "answered_bytes": one.answered_bytes}
         for index, one in arrivals.count().items()
     }
-    noted = {
-        index: {"spells": one.spells, "broken": one.broken, "held_back": one.held_back}
-        for index, one in departures.noted.items()
-    }
-    return {"landed": landed, "noted": noted}
+    return {"landed": landed, "noted": {index: asdict(one) for index, one in departures.noted.items()}}
 
 
 async def run(config: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from emulator.worker import Peer
 from netem.link import CONTROL_PORTS, MAX_RATE_BPS, MIN_RATE_BPS, LinkError, LinkState
 from netem.topology import ADDRESSES, WAN_INTERFACES
 from testbed.assemble import instances
+from testbed.crossing import SENDS
 from testbed.gateway import Config as GatewayConfig
 from testbed.gateway import Node
 from testbed.launch.spec import LaunchSpec, ProcessSpec
@@ -87,7 +88,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     secret = secrets.token_hex(16)
     nodes = instances(deployment)
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
-    processes = [_agent(scenario, state)]
+    processes = [_agent(scenario, state), *(_rivals(site, state) for site in SENDS if scenario.link.cross_traffic)]
     for i, (name, site, role) in enumerate(nodes):
         peers = {
             other: Peer(ADDRESSES[its_site], *ports[other], its_role)
@@ -138,6 +139,20 @@ def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
         "log_dir": str(state.logs),
     }
     return ProcessSpec("agent", "wan", (sys.executable, "-m", "netem.agent"), role="link", config=config, stage=0)
+
+
+def _rivals(site: str, state: StateDir) -> ProcessSpec:
+    """A site's process for cross-traffic. What it sends comes with each load (`testbed.crossing`)."""
+    name = f"cross-{site}"
+    (other,) = set(ADDRESSES) - {site}
+    config = {
+        "socket": str(state.cross_socks[site]),
+        "ready_file": str(state.ready_file(name)),
+        "sends": SENDS[site],
+        "address": ADDRESSES[site],
+        "peer": ADDRESSES[other],
+    }
+    return ProcessSpec(name, site, (sys.executable, "-m", "netem.rivals"), role="cross", config=config, stage=0)
 
 
 def _timing(scenario: Scenario, deployment: Deployment, site: Site) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from netem.link import DIRECTIONS
 from testbed import linkctl
 from testbed.assemble import build_workload, instances, lengths_to_json, workload_lengths
 from testbed.closed_form import closed_form
+from testbed.crossing import Crossing
 from testbed.fleet import check_link
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
@@ -182,7 +183,11 @@ def run_load(
         load = testbed.call("POST", "/prfaas/loads", body)
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
         broken = []
-        with _terminable(), LinkSteps(scenario, testbed.state, load["t0_ns"]) as link_steps:
+        with (
+            _terminable(),
+            LinkSteps(scenario, testbed.state, load["t0_ns"]) as link_steps,
+            Crossing(scenario, testbed.state, load["t0_ns"]) as crossing,
+        ):
             with contextlib.nullcontext() if disturbance is None else disturbance.around(load):
                 leaves = () if disturbance is None else disturbance.leaves
                 replay = _replay(testbed, scenario, load, work, workers, on_progress, leaves)
@@ -193,12 +198,12 @@ def run_load(
                 broken.append(f"{GATEWAY_LOST}: {error}")
         if disturbance is not None:
             totals |= _without(disturbance.excused, totals.get("accounts", {}))
-        faults = [*replay.faults, *link_steps.faults]
+        faults = [*replay.faults, *link_steps.faults, *crossing.faults]
         end_ns = time.monotonic_ns()
         try:
             after = client.agent(testbed.state).get("/counters")
             faults += delay_line_faults(before, after, scenario.meter.late_p99_s)
-            link = _link_figures(testbed, scenario, before, after, totals)
+            link = _link_figures(testbed, scenario, before, after, totals, crossing.wire_bytes)
         except TestbedError as error:
             link = LinkFigures({}, None, 0, 0, 0, 0)
             faults.append(f"the link's agent was lost during the load, nobody counted its bytes: {error}")
@@ -215,7 +220,7 @@ def run_load(
     scales: dict[str, Any] = {"t0_ns": load["t0_ns"], "time_scale": scenario.scale.time_scale}
     requests = request_table(out / "gateway.csv", out / "client.csv", **scales, **window)
     timeline = timeline_table(
-        [*totals.get("changes", ()), *link_steps.events],
+        [*totals.get("changes", ()), *link_steps.events, *crossing.events],
         testbed.state.root / "link-counters.csv",
         end_ns=end_ns,
         byte_scale=scenario.scale.byte_scale,
@@ -342,8 +347,14 @@ def _replay_file() -> Path:
 
 
 def _link_figures(
-    testbed: Testbed, scenario: Scenario, before: dict[str, Any], after: dict[str, Any], totals: dict[str, Any]
+    testbed: Testbed,
+    scenario: Scenario,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    totals: dict[str, Any],
+    cross_bytes: dict[str, int] | None,
 ) -> LinkFigures:
+    sent_bytes = after["to_pd"]["kv"]["sent_bytes"] - before["to_pd"]["kv"]["sent_bytes"]
     asked = client.agent(testbed.state).get("/link")
     return LinkFigures(
         asked={
@@ -353,10 +364,11 @@ def _link_figures(
             "congestion_control": scenario.link.congestion_control,
         },
         measured=linkctl.last_verified(testbed.state),
-        wan_tx_bytes=after["to_pd"]["kv"]["sent_bytes"] - before["to_pd"]["kv"]["sent_bytes"],
+        wan_tx_bytes=sent_bytes - (cross_bytes or {}).get("to_pd", 0),
         kv_bytes=totals["wire_landed_bytes"].get("prfaas", 0),
         direct_packets=sum(after[direction]["direct_packets"] for direction in DIRECTIONS),
         retransmits=totals["retransmits"],
+        cross_bytes=cross_bytes,
     )
 
 

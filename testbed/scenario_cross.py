@@ -48,6 +48,11 @@ class CrossTraffic(Part):
         return Source(**own, seed=scenario_seed, stream=place)
 
 
+def sources(given: Sequence[CrossTraffic], scenario_seed: int) -> list[Source]:
+    """What competes, in model units, each drawn from the scenario's seed and its place unless it has a seed."""
+    return [one.source(scenario_seed, place) for place, one in enumerate(given)]
+
+
 def check_cross_traffic(given: Sequence[CrossTraffic], rate_bps: float, least_s: float) -> None:
     """Raises ValueError for datagrams that leave the KV nothing of a link of rate_bps, and for spells below least_s
     (model seconds), in which no flow of the wire gets going."""

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from testbed.policies import CAVEAT
-from testbed.report.link_words import doctor_line
+from testbed.report.link_words import cross_words, doctor_line
 from testbed.report.phase_table import phase_cells
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ def _show_wire(link: dict[str, Any], meter: dict[str, Any]) -> None:
         f"on the wire: {link['wan_tx_bytes']:,} bytes for {link['kv_bytes']:,} of KV{framing}, "
         f"{link['direct_packets']} packets unshaped, {link['retransmits']} retransmits"
     )
+    if words := cross_words(link):
+        out.print(words)
     cpu = "" if meter["cpu_mean"] is None else f"; CPU {meter['cpu_mean']:.0%} mean, {meter['cpu_max']:.0%} at most"
     late = [
         ("client", meter["client_late_p99_s"]),

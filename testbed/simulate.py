@@ -31,6 +31,7 @@ from testbed.assemble import (
     workload_lengths,
 )
 from testbed.closed_form import closed_form
+from testbed.crossing import event as crossed
 from testbed.link_schedule import bucket_of, link_changes, link_steps
 from testbed.phases import LinkStep
 from testbed.policies import load_policy, start_policy, wants_future
@@ -116,6 +117,7 @@ def simulate(
         kv_bytes=delivered,
         direct_packets=0,
         retransmits=0,
+        cross_bytes=_crossed(world) if loaded.link.cross_traffic else None,
     )
     changes = [msgspec.to_builtins(change) for change in world.control.changes]
     totals = {
@@ -125,6 +127,7 @@ def simulate(
         "changes": changes,
     }
     stepped = [*_link_events(loaded), *_throttled(world.throttled)]
+    stepped += [crossed(now.at_s, direction, was, now) for direction, was, now in world.crossings]
     timeline = virtual_timeline([*changes, *stepped], world.link_history, loaded.link.rate_bps)
     law, events = littles_law(world.passages, requests, world.now_s), world.events
     del world, collector  # the table has it all now, and of a million requests twice is much
@@ -157,6 +160,11 @@ def _link_events(scenario: Scenario) -> list[dict[str, Any]]:
     """The link's steps as rows of the timeline: in virtual time they come when they are due, in both directions."""
     steps = link_changes(scenario)
     return [step.event(step.at_s, direction, step.before_bps) for step in steps for direction in DIRECTIONS]
+
+
+def _crossed(world: World) -> dict[str, int]:
+    """What cross-traffic had of each direction, headers counted."""
+    return {direction: round(size / TCP_EFFICIENCY) for direction, size in world.crossed_bytes().items()}
 
 
 def _throttled(changes: Sequence[tuple[float, str, float, float]]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The driver of virtual time: one heap that carries messages between the pure machines, and decides nothing.
 
 What happens at one time happens in this order: the link steps, KV lands, machines wake, converted nodes join, nodes
-give an account of themselves, control looks around, requests arrive; messages without a delay are delivered, first in
-first out, before time moves. Nothing is left to chance.
+give an account of themselves, control looks around, cross-traffic comes and goes, requests arrive; messages without a
+delay are delivered, first in first out, before time moves. Nothing is left to chance.
 
 Messages between the sites take the link's delay; while it is cut (a rate of 0) they wait for it, as the KV does.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -34,6 +34,7 @@ from emulator.messages import (
     Telemetry,
     Transmit,
 )
+from netem.cross import Present, present
 from netem.fluid import TCP_EFFICIENCY, FluidLink
 from netem.link import burst_bytes
 from netem.token_bucket import TokenBucket, TokenBucketSpec
@@ -41,6 +42,7 @@ from testbed.assemble import control_rules, cost_functions, instances, profiles
 from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record, Tick
 from testbed.report.little import GATE_OF, Passages
 from testbed.scenario import Deployment, Scenario
+from testbed.scenario_cross import sources
 from testbed.scheduler.api import INTRA_BPS, PD, PRFAAS, Policy, Role, Site
 from testbed.scheduler.baselines import Homogeneous
 from traces.request import Request
@@ -55,6 +57,7 @@ TELL: Final = 4
 LOOK: Final = 5
 METER: Final = 6
 MESSAGE: Final = 7
+CROSS: Final = 8
 LANDED: Final = GATE_OF[Landed]
 _NEVER: Final = float("inf")
 
@@ -103,13 +106,25 @@ class _Meter:
     bucket: TokenBucket
 
 
+@dataclass(slots=True)
+class _Rivals:
+    """What competes with the KV in one direction, now and later."""
+
+    direction: str
+    pipe: _Pipe
+    later: Iterator[Present]
+    now: Present
+    next: Present | None = None
+
+
 class World:
     """Everything of one run in virtual time.
 
     on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes. metered:
     the token bucket of each direction, instead. throttled: what the buckets made of the link: (model second,
     direction, bits/s before and after). link_history: five numbers whenever the nodes give an account of themselves:
-    the model second, and of each direction the KV sent so far and the KV that waits, bytes.
+    the model second, and of each direction the KV sent so far and the KV that waits, bytes. crossings: what
+    cross-traffic came and went: (direction, before, from then on).
     """
 
     def __init__(
@@ -169,6 +184,10 @@ class World:
         if metered is not None:
             for direction, pipe in (("to_pd", self._to_pd), ("to_prfaas", self._to_prfaas)):
                 self._meter(0.0, _Meter(direction, pipe, TokenBucket(metered)), scenario.link.rate_bps)
+        self.crossings: list[tuple[str, Present, Present]] = []
+        cross = sources(scenario.link.cross_traffic, scenario.seed)
+        for direction, pipe in (("to_pd", self._to_pd), ("to_prfaas", self._to_prfaas)):
+            self._await_rivals(_Rivals(direction, pipe, present(cross, direction), Present(0.0, 0, 0.0)))
         self._await_arrival()
         self._push(scenario.telemetry_s, TELL, None)
         self._push(self.control.next_s(), LOOK, None)
@@ -177,6 +196,13 @@ class World:
     def machines(self) -> dict[str, AnyInstance]:
         """Every instance by name."""
         return {name: port.machine for name, port in self._ports.items()}
+
+    def crossed_bytes(self) -> dict[str, float]:
+        """What competed with the KV and crossed, by direction, model bytes, as payload of TCP."""
+        return {
+            "to_pd": self._to_pd.link.crossed_bytes(self.now_s),
+            "to_prfaas": self._to_prfaas.link.crossed_bytes(self.now_s),
+        }
 
     def at(self, at_s: float, happens: Callable[[], None]) -> None:
         """Let a fault happen at a model second, before all else at that time (`testbed.chaos.virtual`)."""
@@ -271,7 +297,7 @@ class World:
 
     def _other(self, now_s: float, kind: int, what: Any) -> bool:
         """What happens rarely. False: nothing did, and time has not moved."""
-        if kind in (TELL, LOOK, METER) and self._arrival_s == _NEVER and not self.control.busy:
+        if kind in (TELL, LOOK, METER, CROSS) and self._arrival_s == _NEVER and not self.control.busy:
             return False  # the last request has ended: nobody needs to know
         self.now_s = now_s
         if kind == LINK_STEP:
@@ -287,6 +313,8 @@ class World:
             what()
         elif kind == METER:
             self._meter(now_s, what, what.bucket.rate_bps)
+        elif kind == CROSS:
+            self._cross(now_s, what)
         else:
             self._tell_control(TICK)
             self._push(self.control.next_s(), LOOK, None)
@@ -455,12 +483,31 @@ class World:
     def _meter(self, now_s: float, meter: _Meter, before_bps: float) -> None:
         """Tell the bucket what has been sent, and the link what it may send from now on."""
         link = meter.pipe.link
-        rate_bps = meter.bucket.advance(now_s, link.delivered_bytes(now_s) * 8 / TCP_EFFICIENCY)
+        rate_bps = meter.bucket.advance(now_s, self._sent_bytes(link) * 8 / TCP_EFFICIENCY)
         if rate_bps != before_bps:
             link.set_capacity(now_s, rate_bps, self._bucket_bytes(rate_bps))
             self.throttled.append((now_s, meter.direction, before_bps, rate_bps))
         self._land(meter.pipe)
         self._push(meter.bucket.next_s(), METER, meter)
+
+    def _sent_bytes(self, link: FluidLink) -> float:
+        """All that one direction has sent, KV and what competes with it, as payload."""
+        return link.delivered_bytes(self.now_s) + link.crossed_bytes(self.now_s)
+
+    def _await_rivals(self, rivals: _Rivals) -> None:
+        rivals.next = next(rivals.later, None)
+        if rivals.next is not None:
+            self._push(rivals.next.at_s, CROSS, rivals)
+
+    def _cross(self, now_s: float, rivals: _Rivals) -> None:
+        """Cross-traffic comes or goes. TCP shares by connection: a flow of it weighs as one of a pair's connections."""
+        assert rivals.next is not None
+        self.crossings.append((rivals.direction, rivals.now, rivals.next))
+        rivals.now = rivals.next
+        flows = rivals.now.flows / self._scenario.transport.connections
+        rivals.pipe.link.set_cross(now_s, flows, rivals.now.constant_bps)
+        self._land(rivals.pipe)
+        self._await_rivals(rivals)
 
     def _bucket_bytes(self, rate_bps: float) -> float:
         """The bucket of the shaper that a run of this scenario on the wire has, in model bytes of payload."""

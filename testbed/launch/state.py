@@ -87,6 +87,7 @@ class StateDir:
         self.root = (root or default_root()).resolve()
         self.supervisor_sock = self.root / "supervisor.sock"
         self.agent_sock = self.root / "agent.sock"
+        self.cross_socks = {site: self.root / f"cross.{site}" for site in ("prfaas", "pd")}
         self.logs = self.root / "logs"
         self.ready = self.root / "ready"
         self.config = self.root / "config"
@@ -145,7 +146,8 @@ class StateDir:
         """Remove what only a running testbed needs; logs and loads stay. Returns what was removed, in words."""
         removed = []
         of_the_line = [self.root / f"delay-line.{ending}" for ending in ("sock", "json")]
-        for path in (self.supervisor_sock, self.agent_sock, *of_the_line, self.failure_file, self.record_file):
+        sockets = (self.supervisor_sock, self.agent_sock, *self.cross_socks.values())
+        for path in (*sockets, *of_the_line, self.failure_file, self.record_file):
             if _unlink(path):
                 removed.append(str(path))
         for directory in (self.ready, self.config):

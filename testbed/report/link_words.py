@@ -38,3 +38,10 @@ def doctor_line(summary: dict[str, Any]) -> str | None:
         return None
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return f"link doctor: {wrong[0]['text']}{more}; see {PAGE} in the results, or prfaas report link RUN --text"
+
+
+def cross_words(link: dict[str, Any]) -> str:
+    """What crossed beside the KV, of a summary's link; empty without cross-traffic."""
+    crossed = link.get("cross_bytes") or {}
+    parts = [f"{size:,} bytes {direction}" for direction, size in crossed.items() if size]
+    return f"beside the KV, not counted in it, cross-traffic: {', '.join(parts) or 'nothing'}" if crossed else ""

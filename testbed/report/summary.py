@@ -71,6 +71,7 @@ class LinkFigures:
     kv_bytes: int  # KV from the prfaas site that landed, bytes on the wire
     direct_packets: int
     retransmits: int
+    cross_bytes: dict[str, int] | None = None  # of cross-traffic, by direction, headers included; not in wan_tx_bytes
 
 
 def summarise(
@@ -127,6 +128,7 @@ def summarise(
             "framing": link.wan_tx_bytes / link.kv_bytes - 1 if link.kv_bytes else None,
             "direct_packets": link.direct_packets,
             "retransmits": link.retransmits,
+            "cross_bytes": link.cross_bytes,
             # Of a late writer or a reconnection, too: by themselves no fault.
             "refused_frames": totals.get("refused_frames", 0),
         },

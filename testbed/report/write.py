@@ -10,7 +10,7 @@ import pandas as pd
 
 from testbed.policies import CAVEAT
 from testbed.report.link_files import LinkReport
-from testbed.report.link_words import doctor_lines
+from testbed.report.link_words import cross_words, doctor_lines
 from testbed.report.phase_table import phase_cells
 from testbed.report.rows import PARTS
 from testbed.scenario import Scenario
@@ -77,6 +77,7 @@ def markdown(summary: dict[str, Any]) -> str:
         + (f" ({link['framing']:+.1%})" if link["framing"] is not None else "")
         + f", {link['direct_packets']} packets unshaped, {link['retransmits']} retransmits.",
         "",
+        *([f"{words}.", ""] if (words := cross_words(link)) else ()),
         _meter(summary["meter"]) if on_wire else "In virtual time: the link is modelled, and nothing is late.",
         "",
         *doctor_lines(summary),
