@@ -6,6 +6,7 @@ traffic, for as long as this module holds its connections.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -197,7 +198,8 @@ class _Site:
     def close(self) -> None:
         with self._turn:
             self._ended = True
-        self._sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the process is gone already
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(TIMEOUT_S)
         self._sock.close()
 
