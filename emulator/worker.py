@@ -55,6 +55,7 @@ from emulator.transfer.sender import KvSender
 
 log = logging.getLogger("worker")
 
+REACH_S = 1.5  # wall seconds that a node waits at most for its peers before it serves without those that are missing
 
 Role = Literal["prefill", "decode"]
 
@@ -126,6 +127,7 @@ class Worker:
         self._telemetry: asyncio.TimerHandle | None = None
         self._epoch = 0
         self._joining: asyncio.TimerHandle | None = None  # while this node reloads
+        self._reaching: asyncio.TimerHandle | None = None  # while it would serve, and waits for its peers
         self._new_machine(config.role)
 
     async def run(self) -> None:
@@ -143,7 +145,7 @@ class Worker:
             await self.stopped.wait()
         server.close()
         self.driver.close()
-        for timer in filter(None, [self._telemetry, self._joining]):
+        for timer in filter(None, [self._telemetry, self._joining, self._reaching]):
             timer.cancel()
         for dialler in self._outbound.values():
             await dialler.close()
@@ -195,8 +197,7 @@ class Worker:
 
     def _start_epoch(self, epoch: Epoch) -> None:
         self.driver.close()
-        if self._joining is not None:
-            self._joining.cancel()
+        self._not_ready()
         self._epoch = epoch.epoch
         self.clock.t0_ns = epoch.t0_ns
         self.lateness = Lateness()
@@ -213,12 +214,27 @@ class Worker:
         self._new_machine(order.role)
         for node in self.config.peers:
             self._reach(node)
-        if self._joining is not None:
-            self._joining.cancel()
+        self._not_ready()
         self._joining = self._loop.call_later(order.reload_s / self.clock.scale, self._join)
 
     def _join(self) -> None:
+        """Serve, once every peer is reached: control is often back before them, and its requests would all fail."""
+        self._reaching = self._loop.call_later(REACH_S, self._serve)
+        self._look_for_peers()
+
+    def _look_for_peers(self) -> None:
+        if self._reaching is not None and all(self._channel(node) is not None for node in self.config.peers):
+            self._serve()
+
+    def _serve(self) -> None:
+        self._not_ready()
         self._tell_control(Ready(self.config.name, self._epoch, self.role))
+
+    def _not_ready(self) -> None:
+        """Whatever was to make it say so is off."""
+        for timer in filter(None, [self._joining, self._reaching]):
+            timer.cancel()
+        self._joining = self._reaching = None
 
     def _deliver(self, out: list[Out]) -> None:
         for destination, message in out:
@@ -287,6 +303,7 @@ class Worker:
     def _peer_up(self, channel: Channel) -> None:
         self._reach(channel.peer)
         self._look_for_decode()
+        self._look_for_peers()
 
     def _look_for_decode(self) -> None:
         peers = self.config.peers
@@ -315,6 +332,7 @@ class Worker:
                         self._peer_lost(node)
                     self._inbound[node] = channel
                     self._reach(node)
+                    self._look_for_peers()
             case Epoch():
                 self._start_epoch(message)
                 self._join()
