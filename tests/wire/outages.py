@@ -74,7 +74,8 @@ class Case:
 @dataclasses.dataclass(slots=True)
 class Found:
     """again_s: from restoration to the first KV byte that counts as landed; whole_again_s: to the first request whose
-    KV came over the link. reconnected: KV connections broken and dialled again. stale: accounts of the remote nodes
+    KV came over the link. reconnected: connections that broke and were dialled again, control's and (of a
+    node that control did not lose) those of the KV. stale: accounts of the remote nodes
     that came more than STALE_S late. nodes: what control saw of them. left: what was not free afterwards."""
 
     kind: str
@@ -140,6 +141,7 @@ def outage(bed: Testbed, case: Case) -> Found:
     began_s = WARM_S / 2 * bed.scenario.scale.time_scale  # they all come up at t = 0
     changes = [change for change in totals["changes"] if change["kind"] == "node" and change["t_s"] > began_s]
     found.nodes = dict(Counter(f"{change['before']} to {change['after']}" for change in changes))
+    found.reconnected += found.nodes.get("up to lost", 0)
     found.stale = _stale(load["events"], STALE_S * bed.scenario.scale.time_scale)
     with open(load["rows"], newline="") as rows:
         _read(found, list(csv.DictReader(rows)), (restored_ns - load["t0_ns"]) * 1e-9, bed.scenario.scale.time_scale)
