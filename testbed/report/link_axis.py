@@ -103,9 +103,8 @@ class Axis:
 
     @property
     def used(self) -> list[str]:
-        """The directions that ever carried KV, or were stepped: those worth showing; to_pd always."""
-        back = self.of("to_prfaas", "goodput_bps"), self.of("to_prfaas", "wire_bps")
-        return list(DIRECTIONS) if any(np.nansum(one) > 0 for one in back) else ["to_pd"]
+        """The directions that ever carried KV, and not only what acknowledges it; to_pd always."""
+        return list(DIRECTIONS) if np.nansum(self.of("to_prfaas", "goodput_bps")) > 0 else ["to_pd"]
 
 
 def link_axis(folder: Path) -> Axis:
@@ -205,7 +204,7 @@ def _edges(samples: pd.DataFrame, requests: pd.DataFrame, summary: dict[str, Any
     gaps = samples.loc[samples["direction"] == "to_pd", "t_s"].diff()
     least_s = max(end_s / BINS, 0.0 if gaps.dropna().empty else 0.99 * float(gaps.median()))
     power = 10.0 ** math.floor(math.log10(least_s))
-    step_s = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= least_s)
+    step_s = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= least_s)
     return np.arange(math.ceil(end_s / step_s) + 1) * step_s
 
 

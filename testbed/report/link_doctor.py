@@ -42,6 +42,12 @@ LATE_WALL_S: Final = 0.1
 AGAIN: Final = (0.001, 0.01)
 """Segments sent again, of all, without any loss asked for: worth a note; wrong."""
 
+GSO: Final = 45
+"""Segments in the largest packet that the shaper sees: TCP hands it 64 kB at once."""
+
+WAITS: Final = 0.2
+"""A part of TTFT from this share on limits."""
+
 Level = Literal["wrong", "note"]
 
 
@@ -184,12 +190,12 @@ def _limits(axis: Axis, rows: Array, full: Array, parts: dict[str, float]) -> li
     limits = []
     if axis.of("to_pd", "outage_s")[rows].sum() >= 0.5 * width_s * rows.sum():
         limits.append("an outage")
-    elif full.mean() >= 0.5 or (whole_s and parts["transfer"] >= 0.25 * whole_s):
+    elif full.mean() >= 0.5 or (whole_s and parts["transfer"] >= WAITS * whole_s):
         limits.append("the link")
-    if whole_s and parts["queue"] >= 0.25 * whole_s:
+    if whole_s and parts["queue"] >= WAITS * whole_s:
         sites = {site: axis.table[f"waiting_{site}"].to_numpy()[rows].sum() for site in ("pd", "prfaas")}
         limits.append(f"prefill in {max(sites, key=lambda site: sites[site])}")
-    if whole_s and parts["admission"] >= 0.1 * whole_s:
+    if whole_s and parts["admission"] >= WAITS * whole_s:
         limits.append("decode slots")
     return limits
 
@@ -226,11 +232,11 @@ def _wrong_link(axis: Axis, steps: Sequence[LinkStep]) -> list[Finding]:
 
 
 def _steady(axis: Axis, direction: str) -> Array:
-    """Bins whose rate stands still, the bin before too."""
+    """Bins whose rate stands still, as in the bins beside them: samples may lie astride an edge."""
     asked, applied = axis.of(direction, "asked_bps"), axis.of(direction, "applied_bps")
-    same = np.isclose(asked, applied, rtol=1e-6) & (applied > 0)
-    still = same & np.isclose(applied, np.concatenate([[np.nan], applied[:-1]]), rtol=1e-6)
-    steady: Array = still & (axis.of(direction, "outage_s") == 0)
+    same = np.isclose(asked, applied, rtol=1e-6) & (applied > 0) & (axis.of(direction, "outage_s") == 0)
+    padded = np.concatenate([[np.nan], applied, [np.nan]])
+    steady: Array = same & np.isclose(applied, padded[:-2], rtol=1e-6) & np.isclose(applied, padded[2:], rtol=1e-6)
     return steady
 
 
@@ -274,27 +280,30 @@ def _too_fast(axis: Axis, direction: str) -> list[Finding]:
 
 
 def _again(axis: Axis, direction: str) -> list[Finding]:
-    """Segments sent again although no loss was asked for, and packets that the shaper's queue had no room for."""
-    found = []
+    """Segments sent again although no loss was asked for, and packets that the shaper's queue had no room for: where
+    TCP fills a queue, the one is what comes of the other, and no fault."""
     dropped, again = axis.of(direction, "drops"), axis.of(direction, "retransmits")
-    if (drops := np.nansum(dropped)) > 0:
-        at_s = float(axis.table["t_s"].iloc[int(np.nanargmax(dropped))])
-        text = f"{direction}: the shaper's queue dropped {drops:.0f} packets, most about {at_s:g} s"
-        found.append(Finding("note", "drops", text, at_s))
+    drops, total = np.nansum(dropped), np.nansum(again)
     asked = axis.summary["link"]["asked"].get(direction, {})
     lossy = asked.get("loss", 0) > 0 or np.nansum(axis.of(direction, "line_lost")) > 0
     sent = axis.summary["link"]["wan_tx_bytes"] / 1514 if direction == "to_pd" else 0
-    total = np.nansum(again)
-    if total and sent and not lossy and total / sent >= AGAIN[0]:
-        at_s = float(axis.table["t_s"].iloc[int(np.nanargmax(again))])
-        calm = not axis.outages
-        level: Level = "wrong" if calm and total / sent >= AGAIN[1] else "note"
-        text = (
-            f"{direction}: {total:.0f} segments were sent again, {total / sent:.2%} of all, without any loss asked "
-            f"for; most about {at_s:g} s"
-        )
-        found.append(Finding(level, "retransmits", text, at_s))
-    return found
+    if not sent or lossy or total < AGAIN[0] * sent:
+        if not drops:
+            return []
+        at_s = float(axis.table["t_s"].iloc[int(np.nanargmax(dropped))])
+        text = f"{direction}: the shaper's queue was full and dropped {drops:.0f} packets, most about {at_s:g} s"
+        return [Finding("note", "drops", text, at_s)]
+    at_s = float(axis.table["t_s"].iloc[int(np.nanargmax(again))])
+    by_queue = (
+        f"; the shaper's queue was full and dropped {drops:.0f} packets (of up to {GSO} segments)" if drops else ""
+    )
+    explained = bool(axis.outages) or total <= GSO * drops
+    level: Level = "note" if explained or total < AGAIN[1] * sent else "wrong"
+    text = (
+        f"{direction}: {total:.0f} segments were sent again, {total / sent:.2%} of all, without any loss asked for, "
+        f"most about {at_s:g} s{by_queue}"
+    )
+    return [Finding(level, "retransmits", text, at_s)]
 
 
 def _late(axis: Axis) -> list[Finding]:

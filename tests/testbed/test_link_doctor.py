@@ -102,6 +102,15 @@ class TestWhatIsWrong:
         told = diagnose(axis(link=samples(retransmits=lambda t_s: np.where(t_s >= 33, count, 0))))  # of 66,050
         assert [one.level for one in told.findings if one.kind == "retransmits"] == ([] if level is None else [level])
 
+    def test_segments_sent_again_for_what_the_shapers_full_queue_dropped_are_no_fault(self) -> None:
+        def after(count: int) -> Any:
+            return lambda t_s: np.where(t_s >= 33, count, 0)
+
+        told = diagnose(axis(link=samples(retransmits=after(2000), drops=after(100))))
+        assert told.wrong == []
+        assert "dropped 100 packets (of up to 45 segments)" in text_of(told, "retransmits")
+        assert diagnose(axis(link=samples(retransmits=after(2000), drops=after(2)))).wrong != []
+
     def test_not_segments_sent_again_where_loss_was_asked_for(self) -> None:
         again = samples(retransmits=lambda t_s: t_s * 50)
         asked = {"nominal_bps": WIDE, "to_pd": {"loss": 0.01}}

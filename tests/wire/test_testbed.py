@@ -196,6 +196,17 @@ def test_the_link_follows_the_phases_and_is_then_what_it_was(prfaas: Command) ->
     assert set(asked.loc[10:55]) == {16e9}
     assert set(asked.loc[70:115]) == {2e9}
     assert {one["rate_bps"] for one in prfaas.json("link", "show").values()} == {16e9}
+    axis = pd.read_csv(prfaas.folder / summary["results"] / "link.csv").set_index("t_s")
+    assert set(axis.loc[10:55, "to_pd_applied_bps"]) == {16e9}
+    assert set(axis.loc[70:110, "to_pd_applied_bps"]) == {2e9}
+    landed = axis["to_pd_goodput_bps"].sum() * (axis["end_s"] - axis.index).iloc[0] / 8
+    sent = pd.read_csv(prfaas.folder / summary["results"] / "requests.csv").query("prefill_site == 'prfaas'")
+    assert landed == pytest.approx(sent["kv_bytes"].sum(), rel=0.02)
+    assert axis["to_pd_retransmits"].sum() >= 0
+    assert axis["to_pd_queue_s"].loc[70:110].max() > axis["to_pd_queue_s"].loc[10:55].max()
+    told = prfaas.json("report", "link", summary["results"])
+    assert [span["name"] for span in told["spans"]] == ["wide", "narrow"]
+    assert "unshaped" not in {one["kind"] for one in told["findings"]}
 
 
 def test_a_loads_decisions_are_made_again_from_its_log_through_a_change_of_policy(prfaas: Command) -> None:
