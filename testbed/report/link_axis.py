@@ -102,6 +102,16 @@ class Axis:
         return self.table[f"{direction}_{column}"].to_numpy(np.float64)
 
     @property
+    def width_s(self) -> float:
+        """Of every bin."""
+        return float(self.table["end_s"].iloc[0] - self.table["t_s"].iloc[0])
+
+    @property
+    def end_s(self) -> float:
+        """Of the last bin."""
+        return float(self.table["end_s"].iloc[-1])
+
+    @property
     def used(self) -> list[str]:
         """The directions that ever carried KV, and not only what acknowledges it; to_pd always."""
         return list(DIRECTIONS) if np.nansum(self.of("to_prfaas", "goodput_bps")) > 0 else ["to_pd"]

@@ -58,7 +58,6 @@ def _data(axis: Axis) -> dict[str, Any]:
     columns = [*_SHARED, *(f"{direction}_{column}" for direction in axis.used for column in OF_A_DIRECTION)]
     table = {column: [_short(value) for value in axis.table[column].tolist()] for column in columns}
     phases = [one for one in axis.summary["closed_form"]["optima"] if one["name"] is not None]
-    width_s = axis.table["end_s"].iloc[0] - axis.table["t_s"].iloc[0]
     return {
         "table": table,
         "ways": axis.used,
@@ -70,8 +69,8 @@ def _data(axis: Axis) -> dict[str, Any]:
         "phases": [{key: one[key] for key in ("name", "start_s", "end_s")} for one in phases],
         "slo_s": axis.summary["slo"]["ttft_p90_s"],
         "about": (
-            f"Bins of {width_s:g} s. Rates are means over a bin, what waits is the most in it; a dashed line is a step "
-            "of the link, red an outage, grey every other phase, an orange bar a time when the policy takes "
+            f"Bins of {axis.width_s:g} s. Rates are means over a bin, what waits is the most in it; a dashed line is a "
+            "step of the link, red an outage, grey every other phase, an orange bar a time when the policy takes "
             "bandwidth for scarce. Point at a panel for the figures and the reasons of changes."
         ),
     }
