@@ -22,6 +22,8 @@ from emulator.messages import (
     Announce,
     AnyMessage,
     AttemptFailed,
+    Bring,
+    Brought,
     CacheChanged,
     Convert,
     Epoch,
@@ -192,6 +194,20 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         await fleet.end()
 
 
+async def test_a_prefix_is_brought_to_a_node_that_no_request_of_it_has_come_to_yet(fleet: Fleet) -> None:
+    await fleet.prefill("a", "first")
+    fleet.tell("b", Bring("copy-1", 0, IDS, "a"))
+    brought = await fleet.hears("b", Brought)
+    assert (brought.request_id, brought.attempt) == ("copy-1", 0)
+    assert brought.kv_bytes == PREFIX_BYTES
+    assert await fleet.hears("b", CacheChanged) == CacheChanged("b", (IDS[-1],), ())
+    second = await fleet.prefill("b", "second", cached=HIT_TOKENS)
+    assert (second.cached_tokens, second.fetched_bytes) == (HIT_TOKENS, 0)
+
+    fleet.tell("b", Bring("copy-2", 0, IDS, "a"))
+    assert await fleet.hears("b", Brought) == Brought("copy-2", 0, 0)  # it is there already
+
+
 async def test_a_cached_prefix_is_fetched_from_the_node_that_holds_it_and_only_the_rest_is_computed(
     fleet: Fleet,
 ) -> None:
@@ -201,6 +217,7 @@ async def test_a_cached_prefix_is_fetched_from_the_node_that_holds_it_and_only_t
 
     fetched = await fleet.prefill("b", "fetched", cached=HIT_TOKENS, holder="a")
     assert fetched.cached_tokens == HIT_TOKENS
+    assert fetched.fetched_bytes == PREFIX_BYTES
     assert fetched.kv_bytes == round(PROFILE.s_kv(TOKENS - HIT_TOKENS))
     assert fetched.end_s - fetched.start_s == pytest.approx(PROFILE.t_prefill(TOKENS - HIT_TOKENS))
     assert await fleet.hears("b", CacheChanged) == CacheChanged("b", (IDS[-1],), ())
