@@ -38,8 +38,7 @@ def _cell(journal: Journal | None) -> str:
     status = journal.verdict["status"]
     lines = [f"[{STYLE[status]}]{status}[/{STYLE[status]}]", *journal.verdict["reasons"][:3]]
     if status == "passed":
-        worst = journal.windows.get("during") or journal.windows["after"]
-        values = worst["values"]
+        values = journal.windows["during"]["values"]
         for key, form in (
             ("ttft_p90_s", "TTFT P90 {:.1f} s"),
             ("goodput", "goodput {:.0%}"),

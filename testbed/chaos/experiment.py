@@ -50,13 +50,13 @@ class Bounds(Part):
 
 
 class Hypothesis(Part):
-    """The steady state. before: from the end of the warm-up until the first fault. during: from then until the last has
-    healed. after: from recovery_s (model seconds) later to the end of the load."""
+    """The steady state. before: of requests that are over when the first fault begins. during: of those under way then,
+    or due until recovery_s (model seconds) after the last healing. after: of those due from then to the load's end."""
 
     before: Bounds
     during: Bounds = Bounds()
     after: Bounds
-    recovery_s: Annotated[Number, Field(ge=0)]
+    recovery_s: Positive
 
     @model_validator(mode="after")
     def _says_something(self) -> Hypothesis:
@@ -90,13 +90,13 @@ class Experiment(Part):
         return max(fault.healed_s for fault in self.method)
 
     def windows(self, scenario: Scenario) -> dict[str, tuple[float, float]]:
-        """Its windows of time, model seconds. A `during` without a length has none."""
-        begins_s, healed_s = self.begins_s, self.healed_s
-        found = {"before": (scenario.workload.warmup_s, begins_s)}
-        if healed_s > begins_s:
-            found["during"] = (begins_s, healed_s)
-        found["after"] = (healed_s + self.hypothesis.recovery_s, scenario.workload.duration_s)
-        return found
+        """Its windows of time, model seconds."""
+        begins_s, recovered_s = self.begins_s, self.healed_s + self.hypothesis.recovery_s
+        return {
+            "before": (scenario.workload.warmup_s, begins_s),
+            "during": (begins_s, recovered_s),
+            "after": (recovered_s, scenario.workload.duration_s),
+        }
 
     def resolved(self, seed: int | None = None) -> Scenario:
         """Its scenario, with one deployment. Raises ScenarioError for one that does not go with the faults."""
@@ -115,10 +115,6 @@ class Experiment(Part):
                     f"{self.healed_s:g} s, hypothesis.recovery_s = {self.hypothesis.recovery_s:g} and "
                     f"workload.duration_s = {scenario.workload.duration_s:g} leave it nothing; move them apart"
                 )
-        if self.hypothesis.during.given and self.healed_s == self.begins_s:
-            raise ScenarioError(
-                f"experiment {self.name}: hypothesis.during has bounds, but the faults take no time; leave it out"
-            )
         known = {name: role for name, _, role in instances(scenario.deployments[0])}
         taken: dict[str, list[Any]] = {}
         for index, fault in enumerate(self.method):

@@ -126,7 +126,7 @@ class Journal:
             out.append(f"{name} ({span}): {shown}")
         if self.windows:
             came = "never" if self.recovered_s is None else f"after {self.recovered_s:.1f} s"
-            out.append(f"the queue was as before: {came}")
+            out.append(f"the queue was as it had been before: {came}")
         reasons = "; ".join(self.verdict["reasons"])
         out.append(f"verdict: {self.verdict['status']}{f' ({reasons})' if reasons else ''}")
         rollback = data["rollback"]

@@ -27,13 +27,14 @@ def judge(experiment: Experiment, scenario: Scenario, requests: pd.DataFrame) ->
 
     Answers {"windows": {name: {from_s, to_s, requests, values, bounds, broken}}, "recovered_s", "verdict": {status:
     passed | broken | inconclusive, reasons}}. recovered_s: from the last healing until no more requests wait for their
-    first token than ever did before the faults, for good; None where that never comes.
+    first token than ever did before the faults; None where that never comes.
     """
     windows: dict[str, Any] = {}
     broken, few = [], []
+    members = _members(experiment, scenario, requests)
     for name, (start_s, end_s) in experiment.windows(scenario).items():
         bounds: Bounds = getattr(experiment.hypothesis, name)
-        values = figures(requests, start_s, end_s, scenario.slo)
+        values = figures(requests, members[name], start_s, end_s, scenario.slo)
         wrong = [_sentence(name, key, values[key], bound) for key, bound in bounds.given.items() if
                  _breaks(key, values[key], bound)]  # fmt: skip
         if bounds.given and values["requests"] < LEAST:
@@ -48,9 +49,19 @@ def judge(experiment: Experiment, scenario: Scenario, requests: pd.DataFrame) ->
     }
 
 
-def figures(requests: pd.DataFrame, start_s: float, end_s: float, slo: Slo) -> dict[str, Any]:
-    """What `Bounds` bounds, of the requests due in [start_s, end_s); None where there is nothing to take it of."""
-    due = requests[(requests["sched_s"] >= start_s) & (requests["sched_s"] < end_s)]
+def _members(experiment: Experiment, scenario: Scenario, requests: pd.DataFrame) -> dict[str, pd.Series]:
+    """Which requests each window is judged by: what is under way when a fault comes, is hit by it."""
+    spans = experiment.windows(scenario)
+    due_s, begins_s = requests["sched_s"], experiment.begins_s
+    due = {name: (due_s >= start_s) & (due_s < end_s) for name, (start_s, end_s) in spans.items()}
+    under_way = due["before"] & ~(requests["ended_s"] < begins_s)
+    return {"before": due["before"] & ~under_way, "during": due["during"] | under_way, "after": due["after"]}
+
+
+def figures(requests: pd.DataFrame, members: pd.Series, start_s: float, end_s: float, slo: Slo) -> dict[str, Any]:
+    """What `Bounds` bounds, of those requests, and the queue in [start_s, end_s); None where there is nothing to take
+    it of."""
+    due = requests[members]
     ok = completed(due)
     left = ~ok & ((due["error"] == "client_gone") | (due["client_error"] == LEFT))
     asked = int((~left).sum())
@@ -89,13 +100,11 @@ def largest_queue(requests: pd.DataFrame, start_s: float, end_s: float) -> int:
 def _recovered_s(experiment: Experiment, requests: pd.DataFrame, before: dict[str, Any]) -> float | None:
     usual = before["values"]["queue"]
     times, depth = waiting(requests)
-    above = np.flatnonzero(depth > usual)
-    if not above.size:
+    healed_s = experiment.healed_s
+    if depth[: int(np.searchsorted(times, healed_s, side="right"))][-1:] <= usual:
         return 0.0
-    last = int(above[-1]) + 1
-    if last >= len(times) or not math.isfinite(times[last]):
-        return None
-    return max(0.0, float(times[last]) - experiment.healed_s)
+    calm = np.flatnonzero((depth <= usual) & (times > healed_s) & np.isfinite(times))
+    return float(times[calm[0]]) - healed_s if calm.size else None
 
 
 def _breaks(key: str, value: float | None, bound: float) -> bool:

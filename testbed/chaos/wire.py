@@ -38,6 +38,8 @@ RESTART_S: Final = 40.0
 SETTLE_S: Final = 8.0
 """Wall seconds in which the system is whole again once every fault is undone."""
 POLL_S: Final = 0.1
+LONG_S: Final = 0.2
+"""Wall seconds that a fault may take to be brought about, without the journal saying so."""
 
 
 def run(
@@ -148,21 +150,25 @@ class Troubles:
             if actions is not None:
                 what = faults.describe(fault)
                 moments += [(fault.at_s, what, actions[0]), (fault.healed_s, f"{what}: healed", actions[1])]
-        for at_s, what, act in sorted(moments, key=lambda moment: moment[0]):
-            due_ns = self._t0_ns + round(self._scenario.scale.wall_s(at_s) * 1e9)
-            if self._stop.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)):
-                return
-            detail = ""
-            begun_s = self._now_s()
-            try:
-                act()
-            except TestbedError as error:
-                self.failed.append(f"{what}: {error}")
-                detail = f"failed: {error}"
-            took_s = self._now_s() - begun_s
-            if not detail and took_s > 0.5 * self._scenario.scale.time_scale:
-                detail = f"it took {took_s:.1f} s"
-            self._journal.did(what, asked_s=at_s, true_s=begun_s, detail=detail)
+        with ThreadPoolExecutor(max(1, len(moments))) as pool:  # a worker that starts again takes its time
+            for at_s, what, act in sorted(moments, key=lambda moment: moment[0]):
+                due_ns = self._t0_ns + round(self._scenario.scale.wall_s(at_s) * 1e9)
+                if self._stop.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)):
+                    return
+                pool.submit(self._do, at_s, what, act)
+
+    def _do(self, at_s: float, what: str, act: Callable[[], None]) -> None:
+        detail = ""
+        begun_s = self._now_s()
+        try:
+            act()
+        except TestbedError as error:
+            self.failed.append(f"{what}: {error}")
+            detail = f"failed: {error}"
+        took_s = self._now_s() - begun_s
+        if not detail and took_s > LONG_S * self._scenario.scale.time_scale:
+            detail = f"it took {took_s:.1f} s"
+        self._journal.did(what, asked_s=at_s, true_s=begun_s, detail=detail)
 
     def _now_s(self) -> float:
         return (time.monotonic_ns() - self._t0_ns) * 1e-9 * self._scenario.scale.time_scale
