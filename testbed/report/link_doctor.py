@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from netem.fluid import TCP_EFFICIENCY
+from testbed.report.changes import NEAR, is_within
 from testbed.report.link_axis import Axis
 from testbed.report.link_checks import Finding, wrong_link
 from testbed.report.steps import Array
@@ -212,11 +213,13 @@ def _reaction(axis: Axis, step: LinkStep, until_s: float) -> Finding | None:
             moved = f"{_tokens(one['before'])} -> {_tokens(one['after'])}"
             text = f"{step.words()}: threshold {way} {moved} after {one['t_s'] - step.t_s:.3g} s ({one['trigger']})"
             return Finding("note", "reaction", text, step.t_s)
-    rows = ((axis.table["t_s"] >= step.t_s) & (axis.table["t_s"] < until_s)).to_numpy()
-    if not rows.any():
+    rows = axis.table[(axis.table["t_s"] >= step.t_s) & (axis.table["t_s"] < until_s)]
+    if rows.empty:
         return None
-    last, best = (float(axis.table[name].to_numpy()[rows][-1]) for name in ("threshold_tokens", "optimum_tokens"))
-    beside = "" if math.isnan(best) else f"; the best of the phase is {_tokens(best)}"
+    last, best = float(rows["threshold_tokens"].iloc[-1]), rows["optimum_tokens"].dropna()
+    if best.size and is_within(last, float(best.iloc[-1]), NEAR):
+        return None  # it was there already
+    beside = f"; the best of the phase is {_tokens(float(best.iloc[-1]))}" if best.size else ""
     return Finding(
         "note", "no reaction", f"{step.words()}: the threshold was not {way}, {_tokens(last)}{beside}", step.t_s
     )
