@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-REQUEST, ACK, DUMP, CREATE = 0x1, 0x4, 0x300, 0x400
+REQUEST, ACK, DUMP, CREATE, APPEND = 0x1, 0x4, 0x300, 0x400, 0x800
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NETLINK_NETFILTER = 12
 HEADER_BYTES = 20  # nlmsghdr 16, nfgenmsg 4

@@ -1,7 +1,7 @@
 """One chain of rules in the forward path, as a table of our own in nf_tables: replaced in one step, and read back.
 
-No program is needed: the table goes to the kernel in one atomic batch. A rule is an interface and what is done with the
-packets that are about to leave by it: its last expression, which `divert.py` and `blackhole.py` know for themselves.
+No program is needed: the rules go to the kernel in one atomic batch. A rule is an interface and what is done with the
+packets that are about to leave by it: its last expression, which `forwarding.py` knows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from netem.link import LinkError
 CHAIN = "forward"
 
 _SUBSYS = 10 << 8
-_NEWTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE, _GETRULE = (_SUBSYS | n for n in (0, 2, 3, 6, 7))
+_NEWTABLE, _NEWCHAIN, _NEWRULE, _GETRULE, _DELRULE = (_SUBSYS | n for n in (0, 3, 6, 7, 8))
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NFPROTO_IPV4 = 2
 _HOOK_FORWARD = 2
@@ -54,50 +54,32 @@ class Last:
     data: dict[int, bytes]
 
 
-def understand(table: str, expressions: bytes) -> tuple[str, Last]:
-    """(interface, what is done) of a rule that `leaving_by` and one more expression made. Raises LinkError."""
-    found = []
-    for _, element in nl.attribute_list(expressions):
-        parts = nl.attributes(element)
-        found.append((parts[1].rstrip(b"\0").decode(), nl.attributes(parts.get(2, b""))))
-    names = [name for name, _ in found]
-    if names[:2] != ["meta", "cmp"] or len(names) != 3 or found[0][1].get(2) != u32(_META_OIFNAME):
-        raise foreign(table, names)
-    interface = nl.attributes(found[1][1][3])[1].rstrip(b"\0").decode()
-    return interface, Last(*found[2])
-
-
-def foreign(table: str, names: Sequence[str]) -> LinkError:
-    """The refusal of a table that holds somebody else's rules."""
-    return LinkError(
-        f"table {table}: holds a rule ({', '.join(names)}) that is not this agent's; nft delete table {table}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with one chain in the forward path. `priority`: where in it, earlier the lower. `remedy`: for the user,
-    where the kernel does not have what it takes."""
+    """A table with one chain in the forward path. `priority`: where in it, earlier the lower."""
 
     name: str
     priority: int
-    remedy: str
+
+    def foreign(self, names: Sequence[str]) -> LinkError:
+        """The refusal of a table that holds somebody else's rules."""
+        remedy = f"nft delete table {self.name}"
+        return LinkError(f"table {self.name}: holds a rule ({', '.join(names)}) that is not this agent's; {remedy}")
 
     def replace(self, rules: Sequence[bytes]) -> None:
-        """The table holds these rules from now on, whatever it held; without any it is gone. Raises OSError."""
+        """The chain, made where it was not there, holds these rules from now on. Raises OSError."""
         name = self.name.encode() + b"\0"
         table = nl.attribute(1, name)
         hook = nl.nested(4, nl.attribute(1, u32(_HOOK_FORWARD)), nl.attribute(2, u32(self.priority)))
         chain = nl.attribute(1, name) + nl.attribute(3, CHAIN.encode() + b"\0") + hook
         chain += nl.attribute(5, u32(_ACCEPT)) + nl.attribute(7, b"filter\0")
-        wanted = [(_NEWTABLE, table), (_DELTABLE, table)]  # empties it, whether it was there or not
-        if rules:
-            wanted += [(_NEWTABLE, table), (_NEWCHAIN, chain)]
         where = nl.attribute(1, name) + nl.attribute(2, CHAIN.encode() + b"\0")
+        wanted = [(_NEWTABLE, table), (_NEWCHAIN, chain), (_DELRULE, where)]  # without a handle: all of them
         wanted += [(_NEWRULE, where + nl.nested(4, rule)) for rule in rules]
         batch = [nl.message(_BATCH_BEGIN, nl.REQUEST, 0, 0, _SUBSYS >> 8)]
         for seq, (kind, body) in enumerate(wanted, start=1):
-            flags = nl.REQUEST | nl.ACK | (0 if kind == _DELTABLE else nl.CREATE)
+            how = {_DELRULE: 0, _NEWRULE: nl.CREATE | nl.APPEND}.get(kind, nl.CREATE)
+            flags = nl.REQUEST | nl.ACK | how
             batch.append(nl.message(kind, flags, seq, _NFPROTO_IPV4, 0, body))
         batch.append(nl.message(_BATCH_END, nl.REQUEST, len(wanted) + 1, 0, _SUBSYS >> 8))
         with _socket() as sock:
@@ -124,11 +106,25 @@ class Table:
                         code = nl.error_of(payload)
                         if code == errno.ENOENT:
                             return found
-                        raise LinkError(f"table {self.name}: cannot be read back ({os.strerror(code)}); {self.remedy}")
+                        remedy = "as root on the host: modprobe nf_tables; see 'prfaas link capabilities'"
+                        raise LinkError(f"table {self.name}: cannot be read back ({os.strerror(code)}); {remedy}")
                     if kind == _NEWRULE:
                         parts = nl.attributes(payload[4:])
                         if parts[1].rstrip(b"\0").decode() == self.name:
                             found.append(parts[4])
+
+
+def understand_last(table: Table, expressions: bytes) -> tuple[str, Last]:
+    """(interface, what is done) of a rule that `leaving_by` and one more expression made. Raises LinkError."""
+    found = []
+    for _, element in nl.attribute_list(expressions):
+        parts = nl.attributes(element)
+        found.append((parts[1].rstrip(b"\0").decode(), nl.attributes(parts.get(2, b""))))
+    names = [name for name, _ in found]
+    if names[:2] != ["meta", "cmp"] or len(names) != 3 or found[0][1].get(2) != u32(_META_OIFNAME):
+        raise table.foreign(names)
+    interface = nl.attributes(found[1][1][3])[1].rstrip(b"\0").decode()
+    return interface, Last(*found[2])
 
 
 @contextmanager

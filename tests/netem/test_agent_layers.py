@@ -126,7 +126,7 @@ async def test_a_name_is_one_layers_at_a_time(client: Client) -> None:
 
 
 async def test_a_stall_where_no_packet_can_wait_is_refused_before_it_begins(client: Client, agent: Agent) -> None:
-    refusal = LinkError("table prfaas_delay: the kernel does not divert packets; modprobe nft_queue")
+    refusal = LinkError("table prfaas_forward: the kernel does not divert packets; modprobe nft_queue")
     agent.keeper.refusal = refusal  # type: ignore[attr-defined]
     response = await client.post("/layers", json=body((0.0, {"outage": "stall"})))
     assert response.status == 500

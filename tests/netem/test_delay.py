@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from itertools import pairwise
 from random import Random
 
 import pytest
 
-from netem import blackhole
 from netem import nfnetlink as nl
-from netem.divert import COMPAT, NATIVE, rule, understand
+from netem import nftables
+from netem.forwarding import COMPAT, NATIVE, Drop, Queue, understand
 from netem.holding import Holding, Jitter, Lateness
 from netem.link import Impairment, LinkError
 from netem.train import Tally
@@ -188,7 +189,7 @@ def test_a_stall_needs_the_delay_line() -> None:
 
 def test_a_blackhole_is_a_drop_of_what_leaves_by_the_interface() -> None:
     """By hand from linux/netfilter/nf_tables.h: oifname == "w-pd", then the verdict register is NF_DROP."""
-    expressions = [nl.attributes(element) for _, element in nl.attribute_list(blackhole.rule("w-pd"))]
+    expressions = [nl.attributes(element) for _, element in nl.attribute_list(Drop("w-pd").encode())]
     meta, compare, immediate = (nl.attributes(parts[2]) for parts in expressions)
     assert [parts[1] for parts in expressions] == [b"meta\0", b"cmp\0", b"immediate\0"]
     assert (meta[2], meta[1]) == (bytes([0, 0, 0, 7]), bytes([0, 0, 0, 1]))  # NFT_META_OIFNAME to register 1
@@ -199,32 +200,58 @@ def test_a_blackhole_is_a_drop_of_what_leaves_by_the_interface() -> None:
     assert nl.attributes(nl.attributes(immediate[2])[2])[1] == bytes(4)  # NF_DROP
 
 
-def test_a_blackhole_is_understood_as_it_was_written_and_nothing_else_is() -> None:
-    assert blackhole.understand(blackhole.rule("w-pd")) == "w-pd"
-    with pytest.raises(LinkError, match=r"table prfaas_outage: .*not this agent's; nft delete table prfaas_outage"):
-        blackhole.understand(rule(NATIVE, "w-pd", 1))
+@pytest.mark.parametrize("rule", [Drop("w-pd"), Queue("w-pd", 2, NATIVE), Queue("w-prfaas", 258, COMPAT)])
+def test_a_rule_is_understood_as_it_was_written(rule: Drop | Queue) -> None:
+    assert understand(rule.encode()) == rule
 
 
-@pytest.mark.parametrize("mechanism", [NATIVE, COMPAT])
-def test_a_rule_is_understood_as_it_was_written(mechanism: str) -> None:
-    assert understand(rule(mechanism, "w-pd", 2)) == (mechanism, "w-pd", 2)
+def test_rules_are_written_behind_each_other_in_one_batch_that_keeps_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put in ahead of each other they would drop nothing that a queue takes first; a chain that goes takes what waits
+    in its queues with it."""
+    sent: list[bytes] = []
+
+    class Socket:
+        def send(self, raw: bytes) -> None:
+            sent.append(raw)
+
+        def recv(self, size: int) -> bytes:
+            return b"".join(nl.message(nl.NLMSG_ERROR, 0, seq, 0, 0, b"")[:16] + bytes(4) for seq in range(1, 7))
+
+    monkeypatch.setattr(nftables, "_socket", lambda: nullcontext(Socket()))
+    rules = [Drop("w-pd").encode(), Queue("w-pd", 1).encode(), Queue("w-prfaas", 2).encode()]
+    nftables.Table("t", -150).replace(rules)
+    (raw,) = sent
+    kinds = [kind for kind, _, _ in nl.messages(raw)]
+    begin, end = 0x10, 0x11
+    new_table, new_chain, new_rule, del_rule = (0xA00 | n for n in (0, 3, 6, 8))
+    assert kinds == [begin, new_table, new_chain, del_rule, new_rule, new_rule, new_rule, end]
+    flags = [struct.unpack_from("=H", raw, at + 6)[0] for at in offsets(raw)]
+    assert [bool(flag & 0x800) for flag in flags] == [kind == new_rule for kind in kinds]  # NLM_F_APPEND
+
+
+def offsets(raw: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(raw):
+        found.append(at)
+        at += struct.unpack_from("=I", raw, at)[0]
+    return found
 
 
 def test_a_rule_carries_no_bypass() -> None:
-    expressions = [nl.attributes(element) for _, element in nl.attribute_list(rule(NATIVE, "w-pd", 258))]
+    expressions = [nl.attributes(element) for _, element in nl.attribute_list(Queue("w-pd", 258, NATIVE).encode())]
     assert [parts[1] for parts in expressions] == [b"meta\0", b"cmp\0", b"queue\0"]
     assert nl.attributes(expressions[2][2]) == {1: b"\x01\x02", 2: b"\x00\x01"}  # number and total; no flags
 
 
 def test_the_compatible_rule_is_the_target_without_flags() -> None:
-    expressions = [nl.attributes(element) for _, element in nl.attribute_list(rule(COMPAT, "w-pd", 258))]
+    expressions = [nl.attributes(element) for _, element in nl.attribute_list(Queue("w-pd", 258, COMPAT).encode())]
     target = nl.attributes(expressions[2][2])
     assert (target[1], target[2]) == (b"NFQUEUE\0", bytes(4))  # revision 0 knows a number only
     assert target[3] == struct.pack("=H6x", 258)
 
 
 def test_a_rule_with_a_bypass_is_not_ours() -> None:
-    meta_and_compare = b"".join(nl.attribute(1, body) for _, body in nl.attribute_list(rule(NATIVE, "w-pd", 1))[:2])
+    meta_and_compare = b"".join(nl.attribute(1, body) for _, body in nl.attribute_list(Queue("w-pd", 1).encode())[:2])
     data = nl.attribute(1, b"\0\1") + nl.attribute(2, b"\0\1") + nl.attribute(3, b"\0\1")
     bypass = nl.nested(1, nl.attribute(1, b"queue\0"), nl.nested(2, data))
     with pytest.raises(LinkError, match="not this agent's"):

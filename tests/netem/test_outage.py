@@ -27,7 +27,7 @@ class Kernel:
         wanted = set(interfaces)
         if wanted != self.dropped:
             if self.refuses:
-                raise LinkError("table prfaas_outage: the kernel does not drop packets")
+                raise LinkError("table prfaas_forward: the kernel does not drop packets")
             self.calls.append(f"drop {' '.join(sorted(wanted)) or 'nothing'}")
         self.dropped = wanted
 

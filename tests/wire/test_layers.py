@@ -84,6 +84,13 @@ def test_two_faults_compose_and_what_waits_in_one_waits_through_the_other(measur
     assert found["after"] == [*range(DATAGRAMS)]  # sent in the stall; those of the blackhole are lost
 
 
+@pytest.mark.parametrize("kind", ["stall", "blackhole"])
+def test_an_outage_of_one_direction_costs_the_other_nothing_that_is_under_way(
+    measured: dict[str, Any], kind: str
+) -> None:
+    assert measured["under_way"][kind] == [*range(DATAGRAMS)]
+
+
 def test_a_layers_steps_are_told_and_logged_as_the_kernel_had_them(measured: dict[str, Any]) -> None:
     found = measured["steps"]
     assert found["faults"] == []
@@ -244,6 +251,7 @@ def measure() -> dict[str, Any]:
             "kinds": {f"{kind} {way}": outage(made, kind, way) for kind in OUTAGES for way in WAYS}
         }
         found["composed"] = composed(made)
+        found["under_way"] = {kind: under_way(made, kind) for kind in ("stall", "blackhole")}
         found["steps"] = steps(made)
         found["killed_client"] = {kind: killed_client(made, kind) for kind in OUTAGES}
         found["bucket"] = bucket(made)
@@ -308,6 +316,17 @@ def composed(made: Layered) -> dict[str, Any]:
         state()
     state()
     return {**found, "states": states, "after": made.received("to_pd")}
+
+
+def under_way(made: Layered, kind: str) -> list[int]:
+    """What arrives of what is in the delay line while the other direction is cut and healed."""
+    made.put({"to_pd": {"delay_s": 0.5}})
+    made.send("to_pd")
+    made.put({"to_prfaas": {"outage": kind}})
+    made.put({"to_prfaas": {"outage": None}})
+    arrived = made.received("to_pd", within_s=0.8)
+    made.put({"to_pd": {"delay_s": 0.0}})
+    return arrived
 
 
 def steps(made: Layered) -> dict[str, Any]:
