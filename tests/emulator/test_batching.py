@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from emulator.batching import BatchedDecodeInstance, decode_instance
 from emulator.decode_instance import DecodeInstance
 from emulator.decode_step import AffineStep
-from emulator.messages import WAKE, Admitted, Announce, Cancel, Finished, Landed, Out, Tokens
+from emulator.messages import WAKE, Admitted, Announce, Cancel, Finished, Hinder, Landed, Out, Tokens
 from emulator.profile import ProfileError, load_profile
 
 # Times and coefficients are multiples of 1/1024 s, so that every sum is exact and equal times are equal.
@@ -243,3 +243,22 @@ def test_a_constant_step_given_takes_the_place_of_an_affine_one(tmp_path: Path) 
     assert affine.decode_step == AffineStep(0.01)
     assert affine.decode_step_s == 0.025
     assert affine.provenance["decode_step"].source == "scenario"
+
+
+def test_a_fault_slows_the_steps_that_begin_under_it() -> None:
+    """The step under way goes on as it began; the batch's next ones take longer, and then as long as before."""
+    node = BatchedDecodeInstance("d", slots=2, timing=AffineStep(1.0), landing_bytes=1000, stream_interval=1)
+    node.handle(0.0, Announce("a", 1, "p", 1, 10, 6))
+    node.handle(0.0, Landed(0))
+    times: list[float] = []
+
+    def until(end_s: float) -> None:
+        while (due_s := node.next_s()) is not None and due_s <= end_s:
+            times.extend(due_s for _, message in node.handle(due_s, WAKE) if isinstance(message, Tokens))
+
+    until(1.5)
+    node.handle(1.5, Hinder(3.0))
+    until(6.0)
+    node.handle(6.0, Hinder())
+    until(100.0)
+    assert times == [1.0, 2.0, 5.0, 8.0, 9.0]

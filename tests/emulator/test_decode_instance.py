@@ -20,6 +20,7 @@ from emulator.messages import (
     Expect,
     Finished,
     Grant,
+    Hinder,
     Landed,
     Out,
     PeerLost,
@@ -309,3 +310,31 @@ class TestDecodeEnds:
         node.handle(0.3, Abort("a", 1))
         told = [(t, m.attempt) for t, (_, m) in run_until(node) if type(m) is Tokens]
         assert told == [(0.2 + STEP_S, 2), (0.2 + 2 * STEP_S, 2)]
+
+
+class TestHinder:
+    """A fault of the worker's own: slow steps for whoever is admitted meanwhile, landing room that is taken."""
+
+    def test_room_that_is_taken_is_granted_to_nobody_until_it_is_given_back(self) -> None:
+        node = decode_node(landing_bytes=100)
+        assert node.handle(0.0, Hinder(held_bytes=100)) == []
+        assert only(node.handle(1.0, offer("a", 60)), Grant) == []
+        assert node.landing_used == 100
+        assert [m.request_id for m in only(node.handle(2.0, Hinder()), Grant)] == ["a"]
+        assert node.landing_used == 60
+
+    def test_another_hinder_takes_the_place_of_the_one_before(self) -> None:
+        node = decode_node(landing_bytes=100)
+        for held_bytes in (100, 40, 40):
+            node.handle(0.0, Hinder(held_bytes=held_bytes))
+        assert node.landing_used == 40
+
+    def test_an_answer_keeps_the_pace_that_it_was_admitted_with(self) -> None:
+        node = decode_node(slots=3)
+        for request_id, then in (("before", Hinder(3.0)), ("slow", Hinder()), ("after", Hinder())):
+            [grant] = only(node.handle(0.0, offer(request_id, 1, output=11)), Grant)
+            node.handle(0.0, Landed(grant.token))
+            node.handle(0.0, then)
+        ends = only([out for _, out in run_until(node, 100.0)], Finished)
+        paces = {end.request_id: end.finished_s / STEP_S for end in ends}
+        assert paces == pytest.approx({"before": 10, "slow": 30, "after": 10})

@@ -18,6 +18,7 @@ from emulator.messages import (
     Cancel,
     Grant,
     Hello,
+    Hinder,
     Landed,
     Out,
     PeerLost,
@@ -77,6 +78,17 @@ class TestPrefill:
         node.handle(1.0, WAKE)
         node.handle(5.0, order("b"))
         assert node.next_s() == 6.0
+
+    def test_a_prefill_that_begins_under_a_fault_takes_longer_and_no_other(self) -> None:
+        node = prefill_node()
+        node.handle(0.0, order("a"))
+        node.handle(0.0, order("b"))
+        node.handle(0.0, Hinder(3.0))
+        first_s = node.next_s()
+        assert first_s is not None
+        node.handle(first_s, WAKE)
+        node.handle(first_s, Hinder())
+        assert node.next_s() == pytest.approx(4 * first_s)
 
     @pytest.mark.parametrize("now_s", [0.0, 0.999])
     def test_a_wake_before_the_end_does_nothing(self, now_s: float) -> None:

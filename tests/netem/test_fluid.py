@@ -323,3 +323,23 @@ def test_what_the_bucket_took_of_the_next_transfer_is_not_taken_again() -> None:
     landed = drain(link)
     assert landed[1] == pytest.approx(7.0)
     assert landed[2] == pytest.approx(8.0)  # 50 + 10 by the bucket at 7 s, 100 at the rate
+
+
+def test_what_is_withdrawn_is_what_was_not_sent_and_lands_when_it_is_sent_on() -> None:
+    link = link_of(100)
+    link.transmit(0.0, "p", "d", 1, 1000.0, 1, 0.0, 0.0)
+    link.transmit(0.0, "q", "d", 2, 1000.0, 1, 0.0, 0.0)
+    [rest] = link.withdraw(10.0, "p")
+    assert rest == ("p", "d", 1, pytest.approx(500.0), 1, 0.0, 0.0)
+    assert drain(link) == {2: pytest.approx(15.0)}
+    link.transmit(20.0, *rest)
+    assert drain(link) == {1: pytest.approx(25.0)}
+    assert link.delivered_bytes(30.0) == pytest.approx(link.produced_bytes) == pytest.approx(2000.0)
+
+
+def test_a_node_is_withdrawn_as_sender_and_as_receiver() -> None:
+    link = link_of(100)
+    for token, (sender, receiver) in enumerate((("p", "d"), ("d", "q"), ("p", "q"))):
+        link.transmit(0.0, sender, receiver, token, 100.0, 1, 0.0, 0.0)
+    assert {rest[2] for rest in link.withdraw(0.5, "d")} == {0, 1}
+    assert set(drain(link)) == {2}
