@@ -3,15 +3,18 @@ PYTHON ?= python3
 SCENARIO ?= smoke
 PORT ?= 8000
 ARGS ?=
+CLOCK ?= virtual
+POLICIES ?= prfaas,static,naive
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test testbed load down test lint fast
+.PHONY: help setup setup-test testbed load down chaos test lint fast
 
 help:
 	@echo "make testbed   set up, start SCENARIO=$(SCENARIO), replay its load over the shaped link, report, and leave it up"
 	@echo "make load      another load on the testbed that is up       (ARGS='--load-fraction 0.8')"
 	@echo "make down      stop it and remove everything of it"
+	@echo "make chaos     faults, in virtual time: prfaas under test, static and naive beside it   (CLOCK=wire: a short part, on the wire)"
 	@echo "make test      set up with all test dependencies, and run the tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make fast      compile virtual time's innermost modules (same results, twice as fast)"
@@ -34,6 +37,9 @@ load: setup
 
 down: setup
 	@$(BIN)/prfaas down
+
+chaos: setup
+	@$(BIN)/prfaas chaos --clock $(CLOCK) --policy $(POLICIES) --port $(PORT) $(ARGS)
 
 test: setup-test
 	$(BIN)/python -m pytest $(ARGS)
