@@ -19,6 +19,7 @@ from netem.attempts import try_netem, try_nfqueue, why_not
 from netem.backend import Backend, choose
 from netem.delay import prioritise
 from netem.link import LinkError
+from netem.topology import bound_tries
 
 _PATIENCE_S = 30.0
 _INTERFACE, _PEER = "prfcap0", "prfcap1"
@@ -67,6 +68,16 @@ def judge(tried: Mapping[str, str]) -> list[Capability]:
         if late
         else Capability("punctuality", "real-time priority", "SCHED_FIFO, memory locked")
     )
+    found.append(
+        Capability(
+            "after an outage",
+            "stalled connections are made anew",
+            f"TCP's tries cannot be bounded ({of('rto_max')}): a connection that stalls for 2 s breaks",
+            "Linux 6.15 or later: connections then live through an outage",
+        )
+        if of("rto_max")
+        else Capability("after an outage", "TCP tries again within 1 s", "tcp_rto_max_ms in the sites")
+    )
     return found
 
 
@@ -97,11 +108,22 @@ def _try_all() -> dict[str, str]:
         }
         found = {name: why_not(step) for name, step in steps.items()}
     found |= {"netem": try_netem(), "nfqueue": try_nfqueue()}
+    found["rto_max"] = _try_rto_max()
     allowed = prioritise()
     found |= {name: "" if allowed[name] else "refused" for name in ("realtime", "locked")}
     for refused_ in allowed["refused"]:
         found["realtime" if refused_.startswith("SCHED_FIFO") else "locked"] = refused_
     return found
+
+
+def _try_rto_max() -> str:
+    try:
+        bound_tries(1.0)
+    except FileNotFoundError:
+        return "this kernel has no tcp_rto_max_ms"
+    except LinkError as refused:
+        return str(refused)
+    return ""
 
 
 if __name__ == "__main__":

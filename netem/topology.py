@@ -214,8 +214,7 @@ def _prepare(settings: TopologySettings, site: str) -> None:
         low, default, _ = _read_sysctl(f"ipv4/{family}").split()
         _write_sysctl(f"ipv4/{family}", f"{low} {default} {max(settings.tcp_buffer_max_bytes, int(default))}")
     if settings.rto_max_s is not None and _rto_max_s() is not None:
-        _write_sysctl(_RTO_MAX_MS, str(round(settings.rto_max_s * 1e3)))
-        _write_sysctl("ipv4/tcp_retries2", _TRIES)  # the default, 15, would then be 14 s of outage
+        bound_tries(settings.rto_max_s)
     if settings.slow_start_after_idle is not None:
         _write_sysctl("ipv4/tcp_slow_start_after_idle", str(int(settings.slow_start_after_idle)))
     for scope in ("all", "default"):  # so that nothing but what is sent crosses the link
@@ -223,6 +222,14 @@ def _prepare(settings: TopologySettings, site: str) -> None:
             _write_sysctl(f"ipv6/conf/{scope}/disable_ipv6", "1")
     if site == "wan":
         _write_sysctl("ipv4/ip_forward", "1")
+
+
+def bound_tries(rto_max_s: float) -> None:
+    """At most this between two tries of TCP in this namespace. Raises LinkError, and FileNotFoundError where the kernel
+    has no such knob."""
+    _read_sysctl(_RTO_MAX_MS)
+    _write_sysctl(_RTO_MAX_MS, str(round(rto_max_s * 1e3)))
+    _write_sysctl("ipv4/tcp_retries2", _TRIES)  # the default, 15, would then be 14 s of outage
 
 
 def _rto_max_s() -> float | None:

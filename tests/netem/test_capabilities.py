@@ -9,7 +9,7 @@ import pytest
 from netem.capabilities import Capability, judge, probe
 from netem.link import LinkError
 
-ALL = dict.fromkeys(("veth", "htb", "u32", "nfqueue", "realtime", "locked", "netem"), "")
+ALL = dict.fromkeys(("veth", "htb", "u32", "nfqueue", "realtime", "locked", "netem", "rto_max"), "")
 
 
 def judged(**refused: str) -> dict[str, Capability]:
@@ -22,6 +22,7 @@ def test_a_kernel_that_has_everything_needs_no_remedy() -> None:
         "delay, loss": "netem",
         "jitter, stall": "delay line (NFQUEUE)",
         "punctuality": "real-time priority",
+        "after an outage": "TCP tries again within 1 s",
     }
     assert not any(one.remedy for one in judged().values())
 
@@ -64,8 +65,16 @@ def test_an_ordinary_user_gets_the_delay_line_without_priority_and_is_told_why()
     assert found["punctuality"].remedy
 
 
+def test_a_kernel_that_cannot_bound_tcps_tries_has_connections_made_anew() -> None:
+    found = judged(rto_max="this kernel has no tcp_rto_max_ms")["after an outage"]
+    assert found.backend == "stalled connections are made anew"
+    assert "no tcp_rto_max_ms" in found.why
+    assert "Linux 6.15" in found.remedy
+
+
 def test_what_was_not_tried_is_not_there() -> None:
-    assert all(one.backend in (None, "normal priority") for one in judge({}))
+    without = (None, "normal priority", "stalled connections are made anew")
+    assert all(one.backend in without for one in judge({}))
 
 
 def test_a_prefix_that_does_not_run_is_refused_with_the_remedy() -> None:
