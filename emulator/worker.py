@@ -61,12 +61,16 @@ Role = Literal["prefill", "decode"]
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Where another node is reached, and the role that it begins an epoch with."""
+    """Where another node is reached, and the role that it begins an epoch with.
+
+    first_flow: number of the first KV connection to it (`emulator.flows`), None where they are not numbered.
+    """
 
     host: str
     control_port: int
     data_port: int
     role: Role
+    first_flow: int | None = None
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,8 +116,14 @@ class Worker:
         self.stopped = asyncio.Event()
         self.clock = Clock(0, config.time_scale)
         self.lateness = Lateness()
+        numbered = {name: peer.first_flow for name, peer in config.peers.items() if peer.first_flow is not None}
         self.sender = KvSender(
-            config.name, config.secret, self.clock, connections=config.connections, byte_scale=config.byte_scale
+            config.name,
+            config.secret,
+            self.clock,
+            connections=config.connections,
+            byte_scale=config.byte_scale,
+            first_flows=numbered,
         )
         self.receiver = KvReceiver(
             config.name, config.secret, self._on_landed, self._on_damaged, byte_scale=config.byte_scale

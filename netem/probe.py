@@ -14,8 +14,10 @@ a core. `measure` does all of it; `traffic`, `round_trips` and `train` are its p
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+import random
 import signal
 import socket
 import statistics
@@ -29,12 +31,14 @@ from itertools import pairwise
 from typing import Any
 
 from netem.link import LinkError
+from netem.plan import FLOW_PORTS, PROBE_FLOWS
 from netem.timelines import Timeline, first_second_bps, goodput_bps
 from netem.train import Tally, collect, emit, open_socket
 
 _CHUNK_BYTES = 1 << 20
 _NOTE_NS = 1_000_000
 _PATIENCE_S = 30.0
+_TURNS = 64
 _SETTLED_TRIPS = 40
 _MIN_TRIPS, _MAX_TRIPS, _TRIPS_S = 20, 100, 3.0
 _UNSENT_BYTES = 256 << 10  # what a sender keeps unsent at most, so that it stops when it is told to
@@ -134,9 +138,9 @@ def traffic(host: str, port: int, seconds: float, connections: int, reverse: boo
     algorithms: list[str] = []
     began_ns: list[int] = []
 
-    def one() -> None:
+    def one(number: int) -> None:
         try:
-            with _connect(host, port) as sock:
+            with _connect(host, port, number) as sock:
                 algorithms.append(_congestion_control(sock))
                 _send(sock, {"do": "send" if reverse else "receive", "seconds": seconds})
                 if reverse:
@@ -149,7 +153,7 @@ def traffic(host: str, port: int, seconds: float, connections: int, reverse: boo
         except OSError as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=one) for _ in range(connections)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(connections)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -266,10 +270,31 @@ def _drain(sock: socket.socket) -> list[tuple[int, int]]:
     return timeline
 
 
-def _connect(host: str, port: int) -> socket.socket:
-    sock = socket.create_connection((host, port), timeout=_PATIENCE_S)
+def _connect(host: str, port: int, number: int | None = None) -> socket.socket:
+    """`number`: of the connections of one measurement, which a shaper that caps flows tells apart by their ports."""
+    sock = socket.socket()
+    try:
+        sock.settimeout(_PATIENCE_S)
+        if number is not None:
+            _leave_by(sock, number)
+        sock.connect((host, port))
+    except BaseException:
+        sock.close()
+        raise
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+def _leave_by(sock: socket.socket, number: int) -> None:
+    first = FLOW_PORTS[0] + PROBE_FLOWS[number % len(PROBE_FLOWS)]
+    for turn in random.sample(range(_TURNS), _TURNS):  # those of a minute ago may still be known to either end
+        try:
+            sock.bind(("", first + 256 * turn))
+            return
+        except OSError as taken:
+            if taken.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"all {_TURNS} ports of connection {number} are taken")
 
 
 def _congestion_control(sock: socket.socket) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from emulator.worker import Config as WorkerConfig
 from emulator.worker import Peer
 from netem.link import CONTROL_PORTS, MAX_RATE_BPS, MIN_RATE_BPS, LinkError, LinkState
+from netem.plan import FLOWS
 from netem.topology import ADDRESSES, WAN_INTERFACES
 from testbed.assemble import instances
 from testbed.crossing import SENDS
@@ -28,6 +29,7 @@ from testbed.scheduler.api import PD, Role, Site
 
 FIRST_CONTROL_PORT = CONTROL_PORTS[0]  # the shaper knows the control class by them
 FIRST_DATA_PORT = FIRST_CONTROL_PORT + 128
+ASKED = ("rate_bps", "delay_s", "jitter_s", "loss", "per_flow_bps")  # of a LinkState, by a scenario
 SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
 
 
@@ -40,8 +42,9 @@ def link_state(scenario: Scenario) -> LinkState:
     """What the shaper's agent is asked for at the start, wall units. Raises ScenarioError for what cannot be had."""
     link, scale = scenario.link, scenario.scale
     rate_bps, delay_s, jitter_s = link_rate_bps(scenario), scale.wall_s(link.delay_s), scale.wall_s(link.jitter_s)
+    cap_bps = None if link.per_flow_bps is None else scale.wall_bps(link.per_flow_bps)
     try:
-        return LinkState(rate_bps, delay_s=delay_s, jitter_s=jitter_s, loss=link.loss)
+        return LinkState(rate_bps, delay_s=delay_s, jitter_s=jitter_s, loss=link.loss, per_flow_bps=cap_bps)
     except LinkError as refused:
         raise ScenarioError(
             f"scenario {scenario.name}: on this machine's wire (model seconds / scale.time_scale = "
@@ -53,10 +56,12 @@ def check_link(scenario: Scenario) -> None:
     """Raises ScenarioError for what a scenario asks of the link during a load and the wire cannot do, LinkError for a
     schedule that is none."""
     if scenario.link.per_flow_bps is not None:
-        raise ScenarioError(
-            f"scenario {scenario.name}: link.per_flow_bps = {scenario.link.per_flow_bps:g}: the wire's link has no "
-            "caps a flow; leave it out, or take prfaas simulate"
-        )
+        _wall_bps(scenario, "link.per_flow_bps", scenario.link.per_flow_bps)
+        if scenario.link.cross_traffic:
+            raise ScenarioError(
+                f"scenario {scenario.name}: link.per_flow_bps and link.cross_traffic: on the wire all that is not KV "
+                "shares one flow's cap; leave one of them out, or take prfaas simulate"
+            )
     if (bucket := bucket_of(scenario)) is not None:
         for name, rate_bps in (("peak_bps", bucket.peak_bps), ("base_bps", bucket.base_bps)):
             _wall_bps(scenario, f"link.schedule.{name}", rate_bps)
@@ -88,10 +93,14 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     secret = secrets.token_hex(16)
     nodes = instances(deployment)
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
-    processes = [_agent(scenario, state), *(_rivals(site, state) for site in SENDS if scenario.link.cross_traffic)]
+    first_flows = _first_flows(scenario, nodes)
+    processes = [
+        _agent(scenario, state, _flows(scenario, first_flows)),
+        *(_rivals(site, state) for site in SENDS if scenario.link.cross_traffic),
+    ]
     for i, (name, site, role) in enumerate(nodes):
         peers = {
-            other: Peer(ADDRESSES[its_site], *ports[other], its_role)
+            other: Peer(ADDRESSES[its_site], *ports[other], its_role, first_flows.get((name, other)))
             for other, its_site, its_role in nodes
             if other != name and _exchange_kv(scenario, site, its_site)
         }
@@ -125,18 +134,48 @@ def _exchange_kv(scenario: Scenario, site: Site, other: Site) -> bool:
     return scenario.cache_bytes > 0 or PD in (site, other)
 
 
-def _agent(scenario: Scenario, state: StateDir) -> ProcessSpec:
+def _first_flows(scenario: Scenario, nodes: list[tuple[str, Site, Role]]) -> dict[tuple[str, str], int]:
+    """(sender, receiver) -> number of its first connection, for those that send KV over a link that caps each: no two
+    connections that leave a site have the same number. Raises ScenarioError where the numbers do not suffice."""
+    if scenario.link.per_flow_bps is None:
+        return {}
+    connections = scenario.transport.connections
+    found: dict[tuple[str, str], int] = {}
+    for site in ADDRESSES:
+        across = [
+            (name, other)
+            for name, its_site, _ in nodes
+            for other, other_site, _ in nodes
+            if its_site == site != other_site and (site != PD or scenario.cache_bytes > 0)
+        ]
+        if len(across) * connections > FLOWS:
+            raise ScenarioError(
+                f"scenario {scenario.name}: link.per_flow_bps: {len(across)} pairs of nodes x transport.connections = "
+                f"{connections} leave the {site} site; the shaper tells {FLOWS} connections apart; lower "
+                "transport.connections, or take fewer nodes"
+            )
+        found |= {pair: connections * i for i, pair in enumerate(across)}
+    return found
+
+
+def _flows(scenario: Scenario, first_flows: dict[tuple[str, str], int]) -> int:
+    """How many numbers are in use, of either site."""
+    return max((first + scenario.transport.connections for first in first_flows.values()), default=0)
+
+
+def _agent(scenario: Scenario, state: StateDir, flows: int) -> ProcessSpec:
     asked = link_state(scenario)
     config = {
         "socket": str(state.agent_sock),
         "interfaces": dict(WAN_INTERFACES),
-        "state": {field: getattr(asked, field) for field in ("rate_bps", "delay_s", "jitter_s", "loss")},
+        "state": {field: getattr(asked, field) for field in ASKED},
         "seed": scenario.seed,
         "applied_log": str(state.root / "link-applied.jsonl"),
         "counters_csv": str(state.root / "link-counters.csv"),
         "ready_file": str(state.ready_file("agent")),
         "sample_s": SAMPLE_S,
         "log_dir": str(state.logs),
+        "flows": flows,
     }
     return ProcessSpec("agent", "wan", (sys.executable, "-m", "netem.agent"), role="link", config=config, stage=0)
 

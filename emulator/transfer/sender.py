@@ -9,10 +9,10 @@ import socket
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from emulator import outages
+from emulator import flows, outages
 from emulator.clock import TIMER_ROUND_S
 from emulator.frames import (
     ACK,
@@ -177,7 +177,9 @@ class _Outlet:
 class _Pair:
     """All that goes from this node to one peer."""
 
-    def __init__(self, sender: KvSender, peer: str, host: str, port: int, connections: int) -> None:
+    def __init__(
+        self, sender: KvSender, peer: str, host: str, port: int, connections: int, first_flow: int | None
+    ) -> None:
         self.sender = sender
         self.peer = peer
         self.address = (host, port)
@@ -187,7 +189,11 @@ class _Pair:
         self._again: deque[_Frame] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self.tasks = [self._loop.create_task(self._keep_connected(), name=f"kv-{peer}-{i}") for i in range(connections)]
+        numbers = [None if first_flow is None else first_flow + i for i in range(connections)]
+        self.tasks = [
+            self._loop.create_task(self._keep_connected(number), name=f"kv-{peer}-{i}")
+            for i, number in enumerate(numbers)
+        ]
 
     def transmit(self, order: Transmit) -> None:
         key = (order.request_id, order.attempt)
@@ -269,11 +275,11 @@ class _Pair:
             self._timer.cancel()
             self._timer = None
 
-    async def _keep_connected(self) -> None:
+    async def _keep_connected(self, number: int | None) -> None:
         first_s, longest_s = _BACKOFF_S
         backoff_s = first_s
         while True:
-            sock = await self._dial()
+            sock = await self._dial(number)
             if sock is not None:
                 outlet = _Outlet(self, sock)
                 self.outlets.append(outlet)
@@ -288,13 +294,15 @@ class _Pair:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, longest_s)
 
-    async def _dial(self) -> socket.socket | None:
+    async def _dial(self, number: int | None) -> socket.socket | None:
         host, port = self.address
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
+            if number is not None:
+                flows.bind(sock, number)
             async with asyncio.timeout(outages.connect_s()):
                 await self._loop.sock_connect(sock, (host, port))
             outages.prepare(sock)
@@ -311,7 +319,9 @@ class KvSender:
 
     node: this node's name, which receivers match against `Expect.prefill_node`. secret: the data plane's. connections:
     k of a pair. byte_scale: wire bytes a model byte. frame_bytes: longest payload of a frame, wire bytes. payload:
-    where the bytes come from. To be made and used inside a running event loop, on that loop's thread.
+    where the bytes come from. first_flows: peer -> number of the first connection to it, the others follow
+    (`emulator.flows`); those to other peers are not numbered. To be made and used inside a running event loop, on that
+    loop's thread.
 
     Counters, cumulative since `reset`: sent_bytes (wire bytes of payload handed to connections, repeats included),
     sent_frames, resent_frames, lost_connections.
@@ -327,6 +337,7 @@ class KvSender:
         byte_scale: float = 1.0,
         frame_bytes: int = FRAME_BYTES,
         payload: Payload | None = None,
+        first_flows: Mapping[str, int] | None = None,
     ) -> None:
         if connections < 1 or byte_scale <= 0 or not 0 < frame_bytes <= MAX_FRAME_BYTES:
             raise ValueError(
@@ -339,6 +350,7 @@ class KvSender:
         self.frame_bytes = frame_bytes
         self._payload: Payload = payload if payload is not None else PseudoRandomPayload()
         self._connections = connections
+        self._first_flows = dict(first_flows or {})
         self._pairs: dict[str, _Pair] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._zero()
@@ -425,7 +437,7 @@ class KvSender:
     def _pair(self, peer: str, host: str, port: int) -> _Pair:
         pair = self._pairs.get(peer)
         if pair is None:
-            pair = self._pairs[peer] = _Pair(self, peer, host, port, self._connections)
+            pair = self._pairs[peer] = _Pair(self, peer, host, port, self._connections, self._first_flows.get(peer))
         pair.address = (host, port)
         return pair
 

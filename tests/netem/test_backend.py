@@ -54,7 +54,7 @@ def test_a_backend_nobody_knows_is_refused() -> None:
 
 @pytest.mark.parametrize("field", ["delay_s", "loss"])
 def test_a_kernel_with_neither_refuses_delay_and_loss_and_names_the_modules(field: str) -> None:
-    state = LinkState(1e8, **{field: 0.01})
+    state = LinkState(1e8, **{field: 0.01})  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="modprobe sch_netem, or modprobe nfnetlink_queue") as refused:
         delays("neither").check({"to_pd": state})
     assert refused.value.field == f"to_pd.{field}"

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from emulator import flows
 from emulator.worker import Config as WorkerConfig
 from netem.agent import AgentConfig
+from netem.plan import FLOW_PORTS, PROBE_FLOWS
 from netem.topology import ADDRESSES
 from testbed.fleet import launch_spec, link_rate_bps, link_state
 from testbed.gateway import Config as GatewayConfig
@@ -95,7 +97,8 @@ class TestPortsAndPeers:
         assert set(config(spec, "pd-d-0")["peers"]) == {"prfaas-0", "prfaas-1", "pd-p-0", "pd-d-1"}
         for name, peer in config(spec, "pd-p-0")["peers"].items():
             worker = config(spec, name)
-            assert peer == {key: worker[key] for key in ("host", "control_port", "data_port", "role")}
+            listens = {key: worker[key] for key in ("host", "control_port", "data_port", "role")}
+            assert peer == {**listens, "first_flow": None}
 
     def test_with_a_cache_prfaas_nodes_fetch_from_each_other_too(self, state: StateDir) -> None:
         spec = spec_of(state, load("toy", ["cache_bytes=1e9"]))
@@ -129,6 +132,55 @@ class TestPortsAndPeers:
         assert first != second
 
 
+class TestCapsAFlow:
+    CAP = "link.per_flow_bps=2gbps"
+
+    def numbers(self, spec: LaunchSpec, site: str) -> list[int]:
+        """Of every numbered connection that leaves a site."""
+        workers = [
+            as_read_by(WorkerConfig, config(spec, process.name))
+            for process in spec.processes
+            if process.site == site and process.name not in ("agent", "gateway")
+        ]
+        return [
+            peer.first_flow + i
+            for worker in workers
+            for peer in worker.peers.values()
+            if peer.first_flow is not None
+            for i in range(worker.connections)
+        ]
+
+    def test_no_two_connections_of_a_site_have_the_same_number(self, state: StateDir) -> None:
+        spec = spec_of(state, load("toy", [self.CAP, "cache_bytes=1000000000"]))
+        for site, connections in (("prfaas", 2 * 3 * 4), ("pd", 3 * 2 * 4)):
+            numbers = self.numbers(spec, site)
+            assert sorted(numbers) == list(range(connections))
+        assert config(spec, "agent")["flows"] == 24
+
+    def test_nothing_goes_back_without_a_cache(self, state: StateDir) -> None:
+        spec = spec_of(state, load("toy", [self.CAP, "cache_bytes=0"]))
+        assert self.numbers(spec, "pd") == []
+        assert len(self.numbers(spec, "prfaas")) == config(spec, "agent")["flows"]
+
+    def test_the_agent_is_asked_for_the_walls_cap(self, state: StateDir) -> None:
+        scenario = load("toy", [self.CAP, "scale.byte_scale=0.001", "scale.time_scale=5"])
+        assert config(spec_of(state, scenario), "agent")["state"]["per_flow_bps"] == 10e6
+
+    def test_without_caps_connections_are_the_kernels_to_number(self, state: StateDir) -> None:
+        spec = spec_of(state)
+        assert self.numbers(spec, "prfaas") == []
+        assert (config(spec, "agent")["flows"], config(spec, "agent")["state"]["per_flow_bps"]) == (0, None)
+
+    def test_more_connections_than_there_are_numbers_are_refused(self, state: StateDir) -> None:
+        with pytest.raises(ScenarioError, match="tells 248 connections apart"):
+            spec_of(state, load("toy", [self.CAP, "transport.connections=64"]))
+
+    def test_the_numbers_mean_the_same_to_sender_and_shaper(self) -> None:
+        assert (FLOW_PORTS[0], PROBE_FLOWS.stop) == (flows.FIRST_PORT, flows.NUMBERS)
+        for turn in range(64):
+            assert (flows.FIRST_PORT + flows.NUMBERS * turn + 7) & (FLOW_PORTS[1] | 0xFF) == FLOW_PORTS[0] | 7
+
+
 class TestUnits:
     def test_a_wall_rate_is_the_model_rate_times_both_scales(self) -> None:
         smoke = load("smoke")
@@ -143,6 +195,7 @@ class TestUnits:
             "delay_s": pytest.approx(0.03),
             "jitter_s": pytest.approx(0.005),
             "loss": 0.01,
+            "per_flow_bps": None,
         }
         assert agent["seed"] == 7
 

@@ -240,6 +240,12 @@ class TestTheWire:
         with pytest.raises(ScenarioError, match=re.escape(said)):
             check_link(toy(schedule))
 
-    def test_refuses_caps_a_flow(self) -> None:
-        with pytest.raises(ScenarioError, match=r"link.per_flow_bps = 5e\+09: the wire's link has no caps a flow"):
-            check_link(load("toy", ["link.per_flow_bps=5gbps"]))
+    def test_takes_caps_a_flow_that_it_can_shape(self) -> None:
+        check_link(load("toy", ["link.per_flow_bps=5gbps"]))
+        with pytest.raises(ScenarioError, match=r"link.per_flow_bps = 1e\+06 x scale.byte_scale"):
+            check_link(load("toy", ["link.per_flow_bps=1mbit", "scale.time_scale=1", "scale.byte_scale=0.1"]))
+
+    def test_refuses_caps_beside_cross_traffic(self) -> None:
+        crossing = "link.cross_traffic=[{direction: to_pd, kind: elastic, flows: 2}]"
+        with pytest.raises(ScenarioError, match="leave one of them out, or take prfaas simulate"):
+            check_link(load("toy", ["link.per_flow_bps=5gbps", crossing]))
