@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,12 +129,23 @@ def _place(command: AnyClass | Queue) -> dict[str, int]:
     return {"handle": handle(command.handle), "parent": handle(command.parent)}
 
 
+@dataclass(slots=True)
+class _Look:
+    """What the kernel had at `t_ns`: the classes as they came, and what they and their queues are in a plan."""
+
+    classes: Sequence[Any]
+    direct_packets: int | None
+    commands: list[Command]
+    t_ns: int
+
+
 class Shaper:
     """The shaping of one egress interface: an async context manager, entered in the interface's network namespace.
 
     `layout` is how it is laid out, for good.
 
-    Each state is read back after it is applied: a kernel that keeps something else is a LinkError, never a no-op.
+    Each state is read back after it is applied: a kernel that keeps something else is a LinkError, never a no-op. What
+    no step changes, the filters, is read back when they are made.
     Calls may overlap: they take turns, as a netlink socket answers a dump during another with EBUSY.
     """
 
@@ -170,8 +182,10 @@ class Shaper:
             for command in pending:
                 await self._send(command, change)
             t_applied_ns = time.monotonic_ns()
-            self._verify(wanted, await self._read_back())
-            unshaped(await self._counters(), self._interface)
+            look = await self._look()
+            kept = [*look.commands, *await self._filters()] if not change else look.commands
+            self._verify([one for one in wanted if not (change and isinstance(one, PortFilter))], kept)
+            unshaped(self._counted(look), self._interface)
             self._applied = wanted
         return Applied(t_asked_ns, t_applied_ns, len(pending))
 
@@ -204,44 +218,51 @@ class Shaper:
         raise LinkError(f"interface {self._interface}: already shaped by {what}, not by this agent; {remedy}")
 
     async def _read_back(self) -> tuple[Command, ...]:
-        found: list[Command] = []
-        leaves: dict[int, Queue] = {}
-        filters: list[PortFilter] = []
-        async for message in await self._ip.get_qdiscs(index=self._index):
-            kind, options = message.get_attr("TCA_KIND"), message.get_attr("TCA_OPTIONS")
+        return (*(await self._look()).commands, *await self._filters())
+
+    async def _counters(self) -> Counters:
+        return self._counted(await self._look(decoded=False))
+
+    async def _look(self, decoded: bool = True) -> _Look:
+        """One dump of the classes and one of the queues: with many flows they are what a step costs."""
+        classes = sorted(
+            [message async for message in await self._ip.get_classes(index=self._index)], key=itemgetter("handle")
+        )
+        qdiscs = [message async for message in await self._ip.get_qdiscs(index=self._index)]
+        look = _Look(classes, None, [], time.monotonic_ns())
+        queues: dict[int, Queue] = {}
+        for message in qdiscs:
+            kind = message.get_attr("TCA_KIND")
             if kind == "htb":
-                default = options.get_attr("TCA_HTB_INIT")["defcls"]
-                found.append(Root(_text(message["handle"]), _text(message["handle"] | default)))
-            elif kind == "bfifo":
-                leaves[message["parent"]] = Leaf(_text(message["handle"]), _text(message["parent"]), options["limit"])
-            elif kind == "netem":
-                leaves[message["parent"]] = _decode_netem(message)
-        classes = [message async for message in await self._ip.get_classes(index=self._index)]
-        for message in sorted(classes, key=lambda message: int(message["handle"])):
-            found.append(_decode_class(message))
-            if message["handle"] in leaves:
-                found.append(leaves[message["handle"]])
+                init = message.get_attr("TCA_OPTIONS").get_attr("TCA_HTB_INIT")
+                look.direct_packets = init["direct_pkts"]
+                look.commands.append(Root(_text(message["handle"]), _text(message["handle"] | init["defcls"])))
+            elif decoded and kind == "bfifo":
+                limit_bytes = message.get_attr("TCA_OPTIONS")["limit"]
+                queues[message["parent"]] = Leaf(_text(message["handle"]), _text(message["parent"]), limit_bytes)
+            elif decoded and kind == "netem":
+                queues[message["parent"]] = _decode_netem(message)
+        for message in classes if decoded else []:
+            look.commands.append(_decode_class(message))
+            if message["handle"] in queues:
+                look.commands.append(queues[message["handle"]])
+        return look
+
+    async def _filters(self) -> list[PortFilter]:
+        filters = []
         async for message in await self._ip.get_filters(index=self._index, parent=handle(ROOT_HANDLE)):
             options = message.get_attr("TCA_OPTIONS")
             if options is not None and options.get_attr("TCA_U32_CLASSID") is not None:
                 filters.append(_decode_filter(message))
-        return (*found, *sorted(filters, key=lambda kept: kept.prio))
+        return sorted(filters, key=lambda kept: kept.prio)
 
-    async def _counters(self) -> Counters:
-        classes: dict[int, ClassCounters] = {}
-        shares: list[ClassCounters] = []
-        async for message in await self._ip.get_classes(index=self._index):
-            classes[message["handle"]] = counted = _decode_counters(message)
-            if message["parent"] == handle(KV_CLASS):
-                shares.append(counted)
-        direct: int | None = None
-        async for message in await self._ip.get_qdiscs(index=self._index):
-            if message.get_attr("TCA_KIND") == "htb":
-                direct = message.get_attr("TCA_OPTIONS").get_attr("TCA_HTB_INIT")["direct_pkts"]
-        t_ns = time.monotonic_ns()
-        if direct is None or not {handle(KV_CLASS), handle(CONTROL_CLASS)} <= classes.keys():
+    def _counted(self, look: _Look) -> Counters:
+        counted = {message["handle"]: _decode_counters(message) for message in look.classes}
+        shares = [counted[message["handle"]] for message in look.classes if message["parent"] == handle(KV_CLASS)]
+        if look.direct_packets is None or not {handle(KV_CLASS), handle(CONTROL_CLASS)} <= counted.keys():
             raise LinkError(f"interface {self._interface}: its shaping is gone; nothing but this agent may change it")
-        return Counters(t_ns, _together(classes[handle(KV_CLASS)], shares), classes[handle(CONTROL_CLASS)], direct)
+        kv = _together(counted[handle(KV_CLASS)], shares)
+        return Counters(look.t_ns, kv, counted[handle(CONTROL_CLASS)], look.direct_packets)
 
     async def _send(self, command: Command, change: bool) -> None:
         verb, kind, keywords = encode(command, self._index, change)
@@ -271,10 +292,9 @@ def unshaped(counters: Counters, interface: str) -> None:
         raise LinkError(f"interface {interface}: {counters.direct_packets} packets left unshaped; the run is invalid")
 
 
-def _place_of(command: Command) -> tuple[str, ...]:
-    if isinstance(command, PortFilter):
-        return command.target, command.end
-    return type(command).__name__, command.handle
+def _place_of(command: Command) -> PortFilter | tuple[str, str]:
+    """What of a command no state changes."""
+    return command if isinstance(command, PortFilter) else (type(command).__name__, command.handle)
 
 
 def _text(number: int) -> str:
