@@ -44,7 +44,7 @@ class Cell:
     """One thing asked of the link and what is sent over it. Wall units; both directions get the same rate and delay.
 
     `direction`: of the traffic, and of the loss; None: both are measured. `delay_s`, `jitter_s`: one way. `seconds` of
-    TCP, `packets` of a train at `packets_per_s`. `steps`: (s, bits/s) of a schedule, from its start.
+    TCP, `packets` of a train at `packets_per_s`. `seed`: of a schedule.
     """
 
     kind: str
@@ -84,6 +84,11 @@ class Cell:
         made = from_data({**course, **dips, "seed": self.seed})
         assert isinstance(made, Schedule)
         return made
+
+    @property
+    def steps(self) -> list[tuple[float, float]]:
+        """(s, bits/s) of the schedule, none sooner than 50 ms after the one before."""
+        return self.schedule.steps(0.0, self.seconds, STEP_S)
 
     @property
     def bucket_s(self) -> float:

@@ -3,8 +3,8 @@
     unshare --net --mount --pid --fork --kill-child --mount-proc python -m netem.matrix --plan JSON [--until-eof]
 
 The same in User-Mode Linux, where it is the only program. The plan: {"cells": [fields of Cell], "agent": {fields of the
-agent's configuration, beside its files}}. Lines: {"event": "up", kernel, congestion_control, cpus}, {"event": "begin",
-cell}, {"event": "cell", ...}, and {"event": "clock", "t_ns"} at begin and end of all, for who has another clock.
+agent's configuration, beside its files}}. Lines: {"event": "up", kernel, delay_by, congestion_control, cpus}, {"event":
+"begin", cell}, {"event": "cell", ...}, and {"event": "clock", "t_ns"} first and last, for who has another clock.
 """
 
 from __future__ import annotations
@@ -156,9 +156,8 @@ def _step(bench: Bench, cell: Cell) -> Found:
 
 def _schedule(bench: Bench, cell: Cell) -> Found:
     """A course of a step every 50 ms, under one connection, from its first second to its end."""
-    schedule = cell.schedule
     t0_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
-    steps = [{"at_s": at_s, "state": {"rate_bps": rate_bps}} for at_s, rate_bps in schedule.steps(0.0, cell.seconds)]
+    steps = [{"at_s": at_s, "state": {"rate_bps": rate_bps}} for at_s, rate_bps in cell.steps]
     with bench.playing(t0_ns, steps) as rows:
         lasts_s = _LEAD_S + cell.seconds + _LEAD_S
         sent = bench.call(probe.traffic, lasts_s, cell.connections, cell.direction == DIRECTIONS[1])
@@ -197,6 +196,7 @@ def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> No
     """Bring the link up, measure every cell of the plan, `say` each line. Raises LinkError when there is no link."""
     with tempfile.TemporaryDirectory(dir=_RUN) as directory, link(Path(directory), plan["agent"]) as bench:
         about = {"kernel": platform.release(), "congestion_control": bench.topology.congestion_control}
+        about["delay_by"] = bench.put({})[DIRECTIONS[0]]["delay_by"]
         say({"event": "up", **about, "cpus": os.cpu_count()})
         say({"event": "clock", "t_ns": time.monotonic_ns()})
         for asked in plan["cells"]:

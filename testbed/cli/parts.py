@@ -84,13 +84,57 @@ def link_set(
 
 @link_app.command("verify")
 def link_verify(
-    seconds: Annotated[float, typer.Option("--seconds", min=0.5, max=60, help="Wall seconds a direction.")] = 2.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.5, max=60, help="Wall seconds a direction: 2, of a cell of the matrix 4."),
+    ] = None,
     connections: Annotated[
         int | None, typer.Option("--connections", min=1, max=64, help="TCP connections; the scenario's unless given.")
     ] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Everything the link must hold, on one of its own: no testbed need be up.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Of the matrix, one cell of each kind.")] = False,
+    in_uml: Annotated[
+        bool, typer.Option("--in-uml", help="The matrix in User-Mode Linux too, by netem, and how the two agree.")
+    ] = False,
+    cells: Annotated[
+        str | None, typer.Option("--cells", metavar="KIND,...", help="Of the matrix; bdp only when it is named here.")
+    ] = None,
+    only: Annotated[str | None, typer.Option("--only", metavar="TEXT", help="Cells with this in their name.")] = None,
+    schedule_s: Annotated[
+        float, typer.Option("--schedule-s", min=3, max=600, help="Wall seconds of the matrix's schedule.")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the matrix's schedule.")] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Measure what the link really carries, both ways, against what was asked. Exit code 3 when it is not that."""
+    """Measure what the link really carries, both ways, against what was asked. Exit code 3 when it is not that; of the
+    matrix 1, and 3 when this machine was too busy to say."""
+    if not matrix:
+        given = {"--quick": quick, "--in-uml": in_uml, "--cells": cells, "--only": only}
+        if wrong := [name for name, value in given.items() if value]:
+            raise typer.BadParameter(f"{', '.join(wrong)}: of the matrix; give --matrix too")
+        _verify_running(2.0 if seconds is None else seconds, connections, json)
+        return
+    from netem.cells import KINDS, Settings
+    from testbed.linkmatrix import matrix as measured
+    from testbed.show_matrix import show_matrix
+
+    if connections is not None:
+        raise typer.BadParameter("the matrix has its own; leave it out", param_hint="--connections")
+    kinds = None if cells is None else [kind.strip() for kind in cells.split(",")]
+    if kinds is not None and not set(kinds) <= set(KINDS):
+        raise typer.BadParameter(f"{cells!r}: use some of {', '.join(KINDS)}", param_hint="--cells")
+    settings = Settings(seconds=4.0 if seconds is None else seconds, schedule_s=schedule_s, seed=seed)
+    result = measured(settings, kinds=kinds, short=quick, in_uml=in_uml, only=only, say=say)
+    if json:
+        print_json(result)
+    else:
+        show_matrix(result)
+    raise typer.Exit({"pass": 0, "fail": 1, "invalid": 3}[result["status"]])
+
+
+def _verify_running(seconds: float, connections: int | None, json: bool) -> None:
     from testbed import linkctl
     from testbed.show_link import show_verified
 
