@@ -7,13 +7,14 @@ byte_scale x time_scale, its delays model / time_scale.
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
 from typing import Any, Final, Literal
 
 import orjson
 
+from netem.binomial import interval
+from netem.cells import first_second_bound_bits
 from netem.link import DIRECTIONS, LinkError, OutageKind, expected_goodput_bps
 from netem.topology import ADDRESSES
 from testbed.launch import client
@@ -70,8 +71,9 @@ def change(
 def verify(
     scenario: Scenario, state: StateDir, *, seconds: float = 2.0, connections: int | None = None
 ) -> dict[str, Any]:
-    """Measure both ways, and compare: TCP goodput with what the asked rate must give (0.956 of it), the idle round
-    trip with both delays, and of a train of datagrams what was lost and overtaken.
+    """Measure both ways, and compare: TCP goodput with what the asked rate must give (0.956 of it), its first wall
+    second with rate and bucket, the idle round trip with both delays, and of a train of datagrams what was lost and
+    overtaken.
 
     Where loss is asked for, goodput is the congestion control's and not judged; round trip, loss and order are judged
     where a delay line makes them. Of a rate alone they are told: a busy machine loses a datagram now and then.
@@ -114,11 +116,13 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
             expected = expected_goodput_bps(asked, asked_of[direction]["mtu"])
             error = found["goodput_bps"] / expected - 1
             train = found["train"]
-            lost_error = train["lost"] - TRAIN_PACKETS * loss
+            first_bps = found["first_second_bps"] * asked / expected  # with its headers, as the bound is
+            loss_low, loss_high = interval(train["lost"], train["sent"])
             sound = {
                 "goodput": not lossless or abs(error) <= TOLERANCE,
                 "rtt": not far or abs(found["rtt_p50_s"] - rtt_s) <= rtt_slack_s,
-                "loss": not far or abs(lost_error) <= 4 * math.sqrt(TRAIN_PACKETS * loss * (1 - loss)),
+                "loss": not far or loss_low <= loss <= loss_high,
+                "first second": first_bps <= first_second_bound_bits(asked),
                 "order": not far or train["reordered"] == 0,
             }
             out[direction] = {
@@ -131,7 +135,10 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
                 "wall": {"asked_bps": asked, "expected_bps": expected, "measured_bps": found["goodput_bps"]},
                 "asked_rtt_s": rtt_s * scenario.scale.time_scale,
                 **{f"rtt_{which}_s": found[f"rtt_{which}_s"] * scenario.scale.time_scale for which in RTT_FIGURES},
+                "first_second_bps": scenario.scale.model_bps(first_bps),
+                "first_second_bound_bps": scenario.scale.model_bps(first_second_bound_bits(asked)),
                 "asked_loss": loss,
+                "loss_bounds": [loss_low, loss_high],
                 "train": train,
                 "window_s": found["window_s"],
                 "connections": connections,

@@ -83,14 +83,16 @@ def show_capabilities(found: Sequence[Capability]) -> None:
 def show_verified(result: dict[str, Any]) -> None:
     """Asked, expected and measured, both ways."""
     table = Table()
-    for column in ("direction", "asked", "TCP can get", "measured", "error", "RTT asked", "RTT p50", "lost"):
+    columns = ("direction", "asked", "TCP can get", "measured", "error", "first second", "RTT asked", "RTT p50")
+    for column in (*columns, "jitter", "lost"):
         table.add_column(column, justify="right" if column != "direction" else "left")
     for direction, one in result["directions"].items():
         table.add_row(
             direction,
             *(f"{one[key] / 1e9:.3f} Gbps" for key in ("asked_bps", "expected_bps", "measured_bps")),
             f"{one['error']:+.2%}",
-            *(f"{one[key] * 1e3:.2f} ms" for key in ("asked_rtt_s", "rtt_p50_s")),
+            f"{one['first_second_bps'] / 1e9:.3f} of {one['first_second_bound_bps'] / 1e9:.3f} Gbps",
+            *(f"{one[key] * 1e3:.2f} ms" for key in ("asked_rtt_s", "rtt_p50_s", "rtt_jitter_s")),
             f"{one['train']['lost']} of {one['train']['sent']}",
             style=None if one["ok"] else "red",
         )
