@@ -40,6 +40,35 @@ def doctor_line(summary: dict[str, Any]) -> str | None:
     return f"link doctor: {wrong[0]['text']}{more}; see {PAGE} in the results, or prfaas report link RUN --text"
 
 
+def verified_lines(link: dict[str, Any]) -> list[str]:
+    """What `prfaas link verify` measured before the load, of a summary's link, as Markdown; none where it did not."""
+    verified = link.get("measured")
+    if not verified:
+        return []
+    titles = ("direction", "asked", "TCP can get", "measured", "error", "first second", "RTT asked", "RTT p50")
+    rows = [[*titles, "jitter", "lost"], ["---"] * (len(titles) + 2)]
+    for direction, one in verified["directions"].items():
+        asked, can_get, measured = (one[key] / 1e9 for key in ("asked_bps", "expected_bps", "measured_bps"))
+        first, bound = (one[f"first_second_{which}bps"] / 1e9 for which in ("", "bound_"))
+        rtt_ms = [one[key] * 1e3 for key in ("asked_rtt_s", "rtt_p50_s", "rtt_jitter_s")]
+        rows.append(
+            [
+                direction + ("" if one["ok"] else f" (**not** what was asked: {', '.join(one['wrong'])})"),
+                *(f"{gbps:.3f} Gbps" for gbps in (asked, can_get, measured)),
+                f"{one['error']:+.2%}",
+                f"{first:.3f} of at most {bound:.3f} Gbps",
+                *(f"{ms:.2f} ms" for ms in rtt_ms),
+                f"{one['train']['lost']} of {one['train']['sent']}",
+            ]
+        )
+    return [
+        "Before the load the link was asked for and measured to be:",
+        "",
+        *("| " + " | ".join(r) + " |" for r in rows),
+        "",
+    ]
+
+
 def cross_words(link: dict[str, Any]) -> str:
     """What crossed beside the KV, of a summary's link; empty without cross-traffic."""
     crossed = link.get("cross_bytes") or {}

@@ -10,7 +10,7 @@ import pandas as pd
 
 from testbed.policies import CAVEAT
 from testbed.report.link_files import LinkReport
-from testbed.report.link_words import cross_words, doctor_lines
+from testbed.report.link_words import cross_words, doctor_lines, verified_lines
 from testbed.report.phase_table import phase_cells
 from testbed.report.rows import PARTS
 from testbed.scenario import Scenario
@@ -80,6 +80,7 @@ def markdown(summary: dict[str, Any]) -> str:
         *([f"{words}.", ""] if (words := cross_words(link)) else ()),
         _meter(summary["meter"]) if on_wire else "In virtual time: the link is modelled, and nothing is late.",
         "",
+        *verified_lines(link),
         *doctor_lines(summary),
     ]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from testbed import linkctl
 from testbed.launch import client
 from testbed.launch.state import StateDir
 from testbed.load import delay_line_faults
+from testbed.report.link_words import verified_lines
 from testbed.scenario import load
 from testbed.show_link import show_link
 
@@ -111,3 +112,37 @@ def test_a_delay_line_that_failed_makes_a_load_no_measurement(after: dict[str, A
 def test_what_happened_before_the_load_is_not_its_fault() -> None:
     earlier = counted(deaths=2, overflowed=7)
     assert delay_line_faults(earlier, earlier, 0.02) == []
+
+
+def verified(**differently: Any) -> dict[str, Any]:
+    one = {
+        "ok": True,
+        "wrong": [],
+        "asked_bps": 16e9,
+        "expected_bps": 15.3e9,
+        "measured_bps": 15.29e9,
+        "error": -0.0007,
+        "first_second_bps": 16.1e9,
+        "first_second_bound_bps": 16.6e9,
+        "asked_rtt_s": 0.3,
+        "rtt_p50_s": 0.301,
+        "rtt_jitter_s": 0.002,
+        "train": {"lost": 3, "sent": 5000},
+    }
+    return {"measured": {"directions": {"to_pd": {**one, **differently}}}}
+
+
+def test_a_runs_report_shows_the_link_asked_and_measured() -> None:
+    (row,) = [line for line in verified_lines(verified()) if "to_pd" in line]
+    for figure in ("16.000 Gbps", "15.290 Gbps", "-0.07%", "16.100 of at most 16.600", "301.00 ms", "3 of 5000"):
+        assert figure in row
+    assert "not" not in row
+
+
+def test_a_runs_report_says_when_the_link_was_another() -> None:
+    told = "\n".join(verified_lines(verified(ok=False, wrong=["rtt"])))
+    assert "(**not** what was asked: rtt)" in told
+
+
+def test_a_run_without_a_measured_link_shows_none() -> None:
+    assert verified_lines({"measured": None}) == []
