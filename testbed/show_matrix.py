@@ -1,8 +1,10 @@
-"""What `prfaas link verify --matrix` prints for people: a row a cell, what failed, and how two machines agree."""
+"""What `prfaas link verify --matrix` tells people: a row a cell, what failed, and how two machines agree; on the
+terminal, or as a page of Markdown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.markup import escape
@@ -16,6 +18,8 @@ COLUMNS: Final = (
     "loss within", "overtaken", "drops", "unshaped",
 )  # fmt: skip
 
+AGREEMENT: Final = ("cell", "goodput", "RTT p50", "agree")
+
 
 def show_matrix(result: Mapping[str, Any]) -> None:
     for name, machine in result["machines"].items():
@@ -27,14 +31,39 @@ def show_matrix(result: Mapping[str, Any]) -> None:
             table.add_row(cell["cell"], _verdict(cell), *row(cell["found"]), style=STYLES[cell["verdict"]])
         out.print(table)
         for cell in machine["cells"]:
-            if told := [*cell["wrong"], *cell["spoilt"]]:
+            if told := _why(cell):
                 out.print(escape(f"  {cell['cell']}: {'; '.join(told)}"))
     if result["agreement"]:
         out.print(_agreement(result["agreement"]))
-    if result["wrong_clocks"]:
-        out.print(f"the clock of {', '.join(result['wrong_clocks'])} goes wrong: nothing measured there counts")
+    out.print(_conclusion(result))
+
+
+def markdown(result: Mapping[str, Any], command: str) -> str:
+    """The same as a page that names the command which made it."""
+    lines = ["# The link, measured", "", f"Made by `{command}`; [link.md](link.md) says what it means.", ""]
+    for name, machine in result["machines"].items():
+        lines += [f"## {_headline(name, machine)}", "", *_rows([COLUMNS, ["---"] * len(COLUMNS)])]
+        lines += _rows([[cell["cell"], _verdict(cell), *row(cell["found"])] for cell in machine["cells"]])
+        told = [f"- {cell['cell']}: {'; '.join(why)}" for cell in machine["cells"] if (why := _why(cell))]
+        lines += ["", *told, *([""] if told else ())]
+    if result["agreement"]:
+        lines += ["## uml beside native", "", *_rows([AGREEMENT, ["---"] * len(AGREEMENT)])]
+        lines += [*_rows(_compared(one) for one in result["agreement"]), ""]
+    return "\n".join([*lines, f"{_conclusion(result)}.", ""])
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in rows]
+
+
+def _why(cell: Mapping[str, Any]) -> list[str]:
+    return [*cell["wrong"], *cell["spoilt"]]
+
+
+def _conclusion(result: Mapping[str, Any]) -> str:
     counted = ", ".join(f"{number} {verdict}" for verdict, number in sorted(result["counts"].items()))
-    out.print(f"verdict: {result['status']} ({counted})")
+    clocks = "".join(f"; the clock of {name} goes wrong, nothing of it counts" for name in result["wrong_clocks"])
+    return f"verdict: {result['status']} ({counted}{clocks})"
 
 
 def row(found: Mapping[str, Any]) -> list[str]:
@@ -73,17 +102,16 @@ def _headline(name: str, machine: Mapping[str, Any]) -> str:
     )
 
 
-def _agreement(agreement: list[dict[str, Any]]) -> Table:
+def _agreement(agreement: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="uml beside native")
-    for column in ("cell", "goodput", "RTT p50", "agree"):
+    for column in AGREEMENT:
         table.add_column(column, justify="left" if column == "cell" else "right")
     for one in agreement:
-        apart = (one["apart"].get(figure) for figure in ("goodput_bps", "rtt_p50_s"))
-        said = {True: "yes", False: f"no: {', '.join(one['wrong'])}", None: "not measured"}[one["ok"]]
-        table.add_row(
-            one["cell"],
-            *(_of(value, lambda value: f"{value:+.2%}") for value in apart),
-            said,
-            style="red" if one["ok"] is False else None,
-        )
+        table.add_row(*_compared(one), style="red" if one["ok"] is False else None)
     return table
+
+
+def _compared(one: Mapping[str, Any]) -> list[str]:
+    apart = (one["apart"].get(figure) for figure in ("goodput_bps", "rtt_p50_s"))
+    said = {True: "yes", False: f"no: {', '.join(one['wrong'])}", None: "not measured"}[one["ok"]]
+    return [one["cell"], *(_of(value, lambda value: f"{value:+.2%}") for value in apart), said]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -106,19 +107,22 @@ def link_verify(
         float, typer.Option("--schedule-s", min=3, max=600, help="Wall seconds of the matrix's schedule.")
     ] = 60.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the matrix's schedule.")] = 1,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Of the matrix: write it as Markdown too.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure what the link really carries, both ways, against what was asked. Exit code 3 when it is not that; of the
     matrix 1, and 3 when this machine was too busy to say."""
     if not matrix:
-        given = {"--quick": quick, "--in-uml": in_uml, "--cells": cells, "--only": only}
+        given = {"--quick": quick, "--in-uml": in_uml, "--cells": cells, "--only": only, "--page": page}
         if wrong := [name for name, value in given.items() if value]:
             raise typer.BadParameter(f"{', '.join(wrong)}: of the matrix; give --matrix too")
         _verify_running(2.0 if seconds is None else seconds, connections, json)
         return
     from netem.cells import KINDS, Settings
     from testbed.linkmatrix import matrix as measured
-    from testbed.show_matrix import show_matrix
+    from testbed.show_matrix import markdown, show_matrix
 
     if connections is not None:
         raise typer.BadParameter("the matrix has its own; leave it out", param_hint="--connections")
@@ -126,7 +130,11 @@ def link_verify(
     if kinds is not None and not set(kinds) <= set(KINDS):
         raise typer.BadParameter(f"{cells!r}: use some of {', '.join(KINDS)}", param_hint="--cells")
     settings = Settings(seconds=4.0 if seconds is None else seconds, schedule_s=schedule_s, seed=seed)
+    if page is not None and not page.parent.is_dir():
+        raise typer.BadParameter(f"{page}: there is no folder {page.parent}; make it", param_hint="--page")
     result = measured(settings, kinds=kinds, short=quick, in_uml=in_uml, only=only, say=say)
+    if page is not None:
+        page.write_text(markdown(result, " ".join(["prfaas", *sys.argv[1:]])))
     if json:
         print_json(result)
     else:

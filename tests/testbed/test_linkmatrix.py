@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from netem.cells import Cell, Found, asked_of
 from testbed.cli import app
 from testbed.linkmatrix import agree, clock_error, judged
-from testbed.show_matrix import COLUMNS, row
+from testbed.show_matrix import COLUMNS, markdown, row
 
 GOODPUT = Cell("goodput", 100e6, "to_pd", seconds=4)
 RTT = Cell("rtt", 100e6, delay_s=0.015)
@@ -92,6 +92,20 @@ def test_a_row_has_every_figure_and_a_bar_where_there_is_none() -> None:
     assert "200 of 20000" in texts
     assert texts[0] == "-"
     assert row(measured(GOODPUT, step_s={"up": 0.0, "down": None})["found"])[1] == "up 0.00 s, down never"
+
+
+def test_the_page_has_a_row_a_cell_and_says_how_it_was_made() -> None:
+    one = {"kernel": "6.1", "cpus": 2, "delay_by": {"delay": "netem"}, "congestion_control": "cubic", "took_s": 9.0}
+    native = {**one, "clock_error": None, "cells": [measured(GOODPUT, goodput_bps=95e6)]}
+    guest = {**one, "clock_error": 0.001, "cells": [{**measured(GOODPUT, "fail"), "wrong": ["goodput off"]}]}
+    machines = {"native": native, "uml": guest}
+    agreement = agree(native["cells"], guest["cells"])
+    page = markdown({**judged(machines, agreement), "machines": machines, "agreement": agreement}, "prfaas link verify")
+    assert "`prfaas link verify`" in page
+    assert page.count(f"| {GOODPUT.name} |") == 3
+    assert f"- {GOODPUT.name}: goodput off" in page
+    assert "its clock is +0.10% off" in page
+    assert "verdict: fail (1 fail, 1 pass)." in page
 
 
 @pytest.mark.parametrize(
