@@ -58,6 +58,18 @@ def missing() -> str | None:
     return f"{' and '.join(lacking)}: not installed; on Debian: apt-get install --no-install-recommends {PACKAGES}"
 
 
+def environment(work: Path) -> dict[str, str]:
+    """The environment in which to start `linux`. `work`: an empty directory of the caller's, for its memory, its
+    sockets, and what this CPU's registers need."""
+    home = {"HOME": str(work), "TMPDIR": str(work)}
+    if _large_state():
+        library = work / "xstate.so"
+        source = Path(__file__).with_name("uml_xstate.c")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        home["LD_PRELOAD"] = str(library)
+    return {**os.environ, **home}
+
+
 def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
     """Boot it, measure the plan's cells in it, `say` each line as it comes. Raises LinkError when it does not do it."""
     if lacking := missing():
@@ -72,15 +84,9 @@ def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> No
     init.write_text(_INIT.format(**names, pythonpath=os.environ.get("PYTHONPATH", "")))
     init.chmod(0o755)
     machine = ["rootfstype=hostfs", "rootflags=/", "rw", "mem=1G", f"init={init}", "con=null", "con0=null"]
-    home = {"HOME": str(_WORK), "TMPDIR": str(_WORK)}  # its memory and its sockets lie there
-    if _large_state():
-        library = _WORK / "xstate.so"
-        source = Path(__file__).with_name("uml_xstate.c")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-        home["LD_PRELOAD"] = str(library)
     with open(_WORK / "console", "wb") as console, open(_WORK / "out") as out:
         guest = subprocess.Popen(
-            ["linux", *machine], stdin=subprocess.DEVNULL, stdout=console, stderr=console, env={**os.environ, **home}
+            ["linux", *machine], stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment(_WORK)
         )
         heard_s, halted = time.monotonic(), False
         while not halted:

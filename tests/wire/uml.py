@@ -1,19 +1,18 @@
 """Runs a Python module as root under a User-Mode Linux kernel, which has sch_netem, with this host's files.
 
-Debian: user-mode-linux and kmod. It boots in two seconds and halts when the module ends; fork and exec cost thirteen
-times what they cost here, so few processes. User-Mode Linux 6.1 hands the host floating-point states of a fixed
-size, which the host refuses on processors with larger ones (AMX: "ptrace set fp regs failed, errno = 14"): a preloaded
-`ptrace` (uml_xstate.c) fills them up. That needs a C compiler, on such processors only.
+It boots in two seconds and halts when the module ends; fork and exec cost thirteen times what they cost here, so few
+processes. `netem.uml`, which measures the link's matrix there, says what it needs.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from netem.uml import environment, missing
 
 ROOM = Path(__file__).parents[2]
 MODULES = ("veth", "sch_htb", "cls_u32", "sch_netem")
@@ -30,19 +29,9 @@ echo 1 >/proc/sys/kernel/sysrq; echo o >/proc/sysrq-trigger; sleep 5
 """
 
 
-def _large_states() -> bool:
-    return "amx_tile" in Path("/proc/cpuinfo").read_text()
-
-
 def why_not() -> str | None:
     """What is missing here; None when nothing is."""
-    if not shutil.which("linux") or not shutil.which("modprobe"):
-        return "user-mode-linux or kmod is not installed"
-    if os.geteuid() != 0:
-        return "needs root"
-    if _large_states() and not shutil.which("cc"):
-        return "User-Mode Linux needs a C compiler (cc) on this processor"
-    return None
+    return missing() or ("needs root" if os.geteuid() != 0 else None)
 
 
 def run(module: str, *arguments: str, work: Path, modules: Sequence[str] = MODULES, timeout_s: float = 400) -> str:
@@ -54,15 +43,9 @@ def run(module: str, *arguments: str, work: Path, modules: Sequence[str] = MODUL
     init = work / "init"
     init.write_text(_INIT.format(modules=" ".join(modules), room=ROOM, command=command, work=work))
     init.chmod(0o755)
-    environment = dict(os.environ)
-    if _large_states():
-        preloaded = work / "uml_xstate.so"
-        source = Path(__file__).with_name("uml_xstate.c")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", preloaded, source, "-ldl"], check=True)
-        environment["LD_PRELOAD"] = str(preloaded)
     machine = ["rootfstype=hostfs", "rootflags=/", "rw", "mem=1G", f"init={init}", "con=null", "con0=null"]
     booted = subprocess.run(
-        ["linux", *machine], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout_s
+        ["linux", *machine], stdin=subprocess.DEVNULL, capture_output=True, env=environment(work), timeout=timeout_s
     )
     said = work / "err"
     verdict = work / "rc"
