@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import orjson
@@ -16,6 +17,7 @@ import orjson
 from netem.binomial import interval
 from netem.cells import first_second_bound_bits
 from netem.link import DIRECTIONS, LinkError, OutageKind, expected_goodput_bps
+from netem.plan import PROBE_FLOWS
 from netem.topology import ADDRESSES
 from testbed.launch import client
 from testbed.launch.client import AsyncUnixClient
@@ -113,16 +115,17 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
             ]
             found = await _measured(supervisor, argv, seconds, serving)
             asked, loss = asked_of[direction]["rate_bps"], asked_of[direction]["loss"]
-            expected = expected_goodput_bps(asked, asked_of[direction]["mtu"])
+            gets, bound_bits = _attainable(asked_of[direction], connections)
+            expected = expected_goodput_bps(gets, asked_of[direction]["mtu"])
             error = found["goodput_bps"] / expected - 1
             train = found["train"]
-            first_bps = found["first_second_bps"] * asked / expected  # with its headers, as the bound is
+            first_bps = found["first_second_bps"] * gets / expected  # with its headers, as the bound is
             loss_low, loss_high = interval(train["lost"], train["sent"])
             sound = {
                 "goodput": not lossless or abs(error) <= TOLERANCE,
                 "rtt": not far or abs(found["rtt_p50_s"] - rtt_s) <= rtt_slack_s,
                 "loss": not far or loss_low <= loss <= loss_high,
-                "first second": first_bps <= first_second_bound_bits(asked),
+                "first second": first_bps <= bound_bits,
                 "order": not far or train["reordered"] == 0,
             }
             out[direction] = {
@@ -136,7 +139,7 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
                 "asked_rtt_s": rtt_s * scenario.scale.time_scale,
                 **{f"rtt_{which}_s": found[f"rtt_{which}_s"] * scenario.scale.time_scale for which in RTT_FIGURES},
                 "first_second_bps": scenario.scale.model_bps(first_bps),
-                "first_second_bound_bps": scenario.scale.model_bps(first_second_bound_bits(asked)),
+                "first_second_bound_bps": scenario.scale.model_bps(bound_bits),
                 "asked_loss": loss,
                 "loss_bounds": [loss_low, loss_high],
                 "train": train,
@@ -155,6 +158,16 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
     }
     (state.root / "link-verify.json").write_bytes(orjson.dumps(result))
     return result
+
+
+def _attainable(asked: Mapping[str, Any], connections: int) -> tuple[float, float]:
+    """(bits/s, bits in the first second) that the probe's connections get, headers too: link or caps."""
+    rate_bps, cap_bps = asked["rate_bps"], asked["per_flow_bps"]
+    bound_bits = first_second_bound_bits(rate_bps)
+    if cap_bps is None:
+        return rate_bps, bound_bits
+    told_apart = min(connections, len(PROBE_FLOWS))
+    return min(rate_bps, told_apart * cap_bps), min(bound_bits, told_apart * first_second_bound_bits(cap_bps))
 
 
 async def _measured(
@@ -194,6 +207,8 @@ def _described(scenario: Scenario, one: dict[str, Any]) -> dict[str, Any]:
         "jitter_s": jitter_s * scale.time_scale,
         "loss": asked["loss"],
         "outage": asked["outage"],
+        "per_flow_bps": None if asked["per_flow_bps"] is None else scale.model_bps(asked["per_flow_bps"]),
+        "delay_by": one["delay_by"],
         "layers": one["layers"],
         "wall": {
             "rate_bps": rate_bps,

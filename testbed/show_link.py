@@ -20,7 +20,7 @@ def show_link(result: dict[str, Any]) -> None:
         counters = one["counters"]
         out.print(
             f"{direction}: {one['rate_bps'] / 1e9:g} Gbps ({one['wall']['rate_bps'] / 1e6:g} Mbit/s on the wire, "
-            f"TCP gets {one['wall']['expected_goodput_bps'] / 1e6:.1f}), {_impaired(one)}{_cut(one)}; "
+            f"TCP gets {one['wall']['expected_goodput_bps'] / 1e6:.1f}), {_impaired(one)}{_capped(one)}{_cut(one)}; "
             f"sent {counters['kv']['sent_bytes']:,} bytes, "
             f"{counters['kv']['drops']} drops, {counters['kv']['backlog_bytes']:,} bytes waiting, "
             f"{counters['direct_packets']} packets unshaped"
@@ -47,11 +47,16 @@ def show_diagnosis(told: Diagnosis) -> None:
             out.print(one.text, markup=False)
 
 
+def _capped(one: dict[str, Any]) -> str:
+    return f", {one['per_flow_bps'] / 1e9:g} Gbps a connection" if one["per_flow_bps"] else ""
+
+
 def _impaired(one: dict[str, Any]) -> str:
     if not (one["delay_s"] or one["loss"]):
         return "no delay"
+    by = {"netem": " (netem)", "nfqueue": " (delay line)"}.get(one["delay_by"]["delay"], "")
     jitter = f" +- {one['jitter_s'] * 1e3:g}" if one["jitter_s"] else ""
-    return f"delay {one['delay_s'] * 1e3:g}{jitter} ms one way, loss {one['loss']:.3g}"
+    return f"delay {one['delay_s'] * 1e3:g}{jitter} ms one way, loss {one['loss']:.3g}{by}"
 
 
 def _told_of_line(line: dict[str, Any]) -> str:

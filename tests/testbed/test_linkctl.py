@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from netem.cells import first_second_bound_bits
 from testbed import linkctl
 from testbed.launch import client
 from testbed.launch.state import StateDir
@@ -17,7 +18,15 @@ from testbed.scenario import load
 from testbed.show_link import show_link
 
 COUNTED = {"kv": {"sent_bytes": 1, "drops": 0, "backlog_bytes": 0}, "direct_packets": 0}
-ASKED = {"rate_bps": 160e6, "mtu": 1500, "delay_s": 0.015, "jitter_s": 0.001, "loss": 0.01, "outage": "stall"}
+ASKED: dict[str, Any] = {
+    "rate_bps": 160e6,
+    "mtu": 1500,
+    "delay_s": 0.015,
+    "jitter_s": 0.001,
+    "loss": 0.01,
+    "outage": "stall",
+    "per_flow_bps": 40e6,
+}
 
 
 class FakeAgent:
@@ -31,6 +40,7 @@ class FakeAgent:
     def get(self, path: str) -> dict[str, Any]:
         one = {"interface": "w", "asked": ASKED, "layers": ["dip"], "kept": {}, "applied": {}, "counters": COUNTED}
         one["outage_kept"] = "stall"
+        one["delay_by"] = {"delay": "netem", "jitter": None, "why": "sch_netem is there", "missing": ""}
         return {"to_pd": one, "to_prfaas": one}
 
 
@@ -69,7 +79,19 @@ def test_an_outage_and_who_laid_something_over_the_link_are_shown(
     show_link(shown)
     printed = " ".join(capsys.readouterr().out.split())
     assert "OUTAGE: stall;" in printed
+    assert "(netem), 4 Gbps a connection" in printed
     assert "laid over it: dip" in printed
+
+
+@pytest.mark.parametrize(
+    ("cap_bps", "connections", "gets_bps"), [(None, 1, 160e6), (40e6, 1, 40e6), (40e6, 4, 160e6), (10e6, 64, 80e6)]
+)
+def test_a_capped_link_is_judged_by_what_that_many_connections_get(
+    cap_bps: float | None, connections: int, gets_bps: float
+) -> None:
+    gets, bound_bits = linkctl._attainable({"rate_bps": 160e6, "per_flow_bps": cap_bps}, connections)
+    assert gets == gets_bps
+    assert gets < bound_bits <= first_second_bound_bits(160e6)
 
 
 def test_what_was_asked_is_shown_in_model_units(agent: FakeAgent, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ MOMENTS: Final = {
 """By moment: how often, and from when to when the kills fall, wall seconds."""
 
 KEPT: Final = {
-    "logs", "loads", "lock", "scenario.yaml", "link-applied.jsonl", "link-counters.csv", "delay-line.log",
+    "logs", "loads", "lock", "scenario.yaml", "link-applied.jsonl", "link-counters.csv",
 }  # fmt: skip
 PATIENCE_S: Final = 120.0
 SCENARIO: Final = """
