@@ -27,6 +27,8 @@ PURE = {  # modules that decide, and what else they may import
     "emulator/kvcache.py": {"hashlib", "emulator.messages", "emulator.profile"},
     "emulator/messages.py": {"msgspec"},
     "emulator/prefix_cache.py": {"emulator.kvcache", "emulator.messages", "msgspec"},
+    "netem/binomial.py": set(),
+    "netem/cells.py": {"netem.binomial", "netem.link", "netem.schedule"},
     "netem/courses.py": {"netem.link"},
     "netem/cross.py": {"netem.courses", "netem.link"},
     "netem/fluid.py": {"netem.link", "netem.schedule"},
@@ -35,6 +37,7 @@ PURE = {  # modules that decide, and what else they may import
         "difflib", "hashlib", "json", "netem.courses", "netem.link", "netem.schedule_files", "netem.token_bucket",
     },
     "netem/schedule_files.py": {"netem.courses", "netem.link"},
+    "netem/timelines.py": {"netem.link"},
     "netem/token_bucket.py": {"netem.courses"},
     "testbed/control/copies.py": {
         "emulator.messages", "testbed.control.events", "testbed.control.nodes", "testbed.scheduler.api",
