@@ -182,15 +182,17 @@ class Bench:
         command = self.topology.command(site, [sys.executable, "-m", *argv])
         return subprocess.Popen(command, pass_fds=self.topology.pass_fds(site), text=True, **options)
 
-    def start_agent(self, rate_bps: float) -> subprocess.Popen[str]:
+    def start_agent(self, rate_bps: float, **more: Any) -> subprocess.Popen[str]:
+        """`more`: of its configuration; `state` is laid over the rate."""
         config = {
             "socket": self.socket,
             "interfaces": dict(WAN_INTERFACES),
-            "state": {"rate_bps": rate_bps},
+            "state": {"rate_bps": rate_bps, **more.pop("state", {})},
             "applied_log": str(self.dir / "applied.jsonl"),
             "counters_csv": str(self.dir / "counters.csv"),
             "ready_file": str(self.dir / "ready"),
             "sample_s": 0.1,
+            **more,
         }
         (self.dir / "agent.json").write_text(json.dumps(config))
         agent = self.start("wan", "netem.agent", "--config", str(self.dir / "agent.json"))
