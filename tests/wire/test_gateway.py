@@ -365,6 +365,17 @@ class TestAWorkerThatDies:
         fleet.end(begun)
         assert {row["prefill_node"] for row in rows(begun["rows"])} == {"pd-p-0"}
 
+    def test_is_given_nothing_before_it_reaches_the_others(self, fleet: Loopback) -> None:
+        begun = fleet.begin()
+        workers = ("pd-d-0", "pd-d-1", "pd-p-0")
+        for name in workers:
+            fleet.kill(name)
+        fleet.revive(*workers)
+        for _ in range(4):
+            assert fleet.call("POST", "/v1/completions", ask())[2]["choices"][0]["text"] == answer(4)
+        fleet.end(begun)
+        assert {row["attempts"] for row in rows(begun["rows"])} == {"1"}
+
 
 class TestAPolicy:
     @pytest.mark.parametrize(
