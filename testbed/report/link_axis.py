@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +88,7 @@ _REQUESTS: Final = (
 class Axis:
     """table: AXIS_COLUMNS. events: what happened, in order, a dict of `_EVENTS` each. outages: (start, end, direction).
     summary: the run's. answered: when each completed request was scheduled, and its TTFT; None when no rows are kept.
+    steps: of the rate to_pd, (model second, bits/s before and after, what brought it about: "" when nobody said so).
     faults: (start, end, what) of those that an experiment's journal beside the results tells of.
     """
 
@@ -95,6 +97,7 @@ class Axis:
     outages: list[tuple[float, float, str]]
     summary: dict[str, Any]
     answered: tuple[Array, Array] | None
+    steps: list[tuple[float, float, float, str]]
     faults: list[tuple[float, float, str]] = field(default_factory=list)
 
     def of(self, direction: str, column: str) -> Array:
@@ -139,8 +142,9 @@ def link_axis(folder: Path) -> Axis:
             "of; prfaas simulate keeps them with --requests csv"
         ) from None
     events = _events(timeline)
-    ends = _outages(events, _samples(timeline), float(kept["end_s"].iloc[-1]))
-    return Axis(kept.reindex(columns=list(AXIS_COLUMNS)), events, ends, summary, None, faults)
+    samples, table = _samples(timeline), kept.reindex(columns=list(AXIS_COLUMNS))
+    ends = _outages(events, samples, float(kept["end_s"].iloc[-1]))
+    return Axis(table, events, ends, summary, None, _steps(events, samples), faults)
 
 
 def make_axis(timeline: pd.DataFrame, requests: pd.DataFrame, summary: dict[str, Any]) -> Axis:
@@ -157,7 +161,8 @@ def make_axis(timeline: pd.DataFrame, requests: pd.DataFrame, summary: dict[str,
     table |= _load(requests, edges)
     made = pd.DataFrame(table)[list(AXIS_COLUMNS)]
     ok = requests.loc[completed(requests), ["sched_s", "ttft_s"]].to_numpy(np.float64)
-    return Axis(made, events, _outages(events, samples, float(edges[-1])), summary, (ok[:, 0], ok[:, 1]))
+    outages = _outages(events, samples, float(edges[-1]))
+    return Axis(made, events, outages, summary, (ok[:, 0], ok[:, 1]), _steps(events, samples))
 
 
 def _requests(folder: Path) -> pd.DataFrame | None:
@@ -179,7 +184,7 @@ def _faults(folder: Path) -> list[tuple[float, float, str]]:
         return []
     found: list[tuple[float, float, str]] = []
     for deed in orjson.loads(path.read_bytes())["journal"]:
-        at_s, what = deed["true_s"], deed["what"].removesuffix(HEALED)
+        at_s, what = deed["true_s"], deed["what"].replace(HEALED, "")
         begun = next((i for i, (start_s, end_s, name) in enumerate(found) if name == what and end_s == start_s), None)
         if what != deed["what"] and begun is not None:
             found[begun] = (found[begun][0], at_s, what)
@@ -279,12 +284,21 @@ def rates(
         free = np.ones(len(at_s), bool)
         for one in step_s:  # a sample beside a step may have been taken a moment before it, or after
             free &= np.abs(at_s - one) > near_s
-        apart = free & ~np.isclose(rate_bps, now, rtol=1e-6)
+        apart = free & ~np.isnan(rate_bps) & ~np.isclose(rate_bps, now, rtol=1e-6)
         begins = apart & ~np.concatenate([[False], apart[:-1] & (rate_bps[1:] == rate_bps[:-1])])
         ends = ~apart & np.concatenate([[False], apart[:-1]]) & free
         noticed = [(float(at_s[i]), float(rate_bps[i])) for i in np.flatnonzero(begins)]
         noticed += [(float(at_s[i]), float(now[i])) for i in np.flatnonzero(ends)]
     return Steps(base, due + noticed), Steps(base, noted + noticed)
+
+
+def _steps(events: list[dict[str, Any]], samples: pd.DataFrame) -> list[tuple[float, float, float, str]]:
+    """Every change of the rate to_pd, those that only the samples show among them."""
+    of = samples[samples["direction"] == "to_pd"].reset_index(drop=True)
+    _, applied = rates("to_pd", of, events, math.nan)
+    told = {one["t_s"]: one["trigger"] for one in events if one["event"] == "link" and one["direction"] == "to_pd"}
+    changes = zip(applied.times.tolist(), pairwise(applied.values.tolist()), strict=True)
+    return [(at_s, was, now, told.get(at_s) or "") for at_s, (was, now) in changes if was != now]
 
 
 def _mean_rates(at_s: Array, cumulative: Array, edges: Array) -> Array:

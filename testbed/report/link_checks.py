@@ -143,7 +143,7 @@ def _late(axis: Axis) -> list[Finding]:
 def _resumed(axis: Axis) -> list[Finding]:
     """The outages, and how long after the last of them nothing moved although something waited."""
     found = []
-    start, width_s = axis.table["t_s"].to_numpy(), axis.width_s
+    start = axis.table["t_s"].to_numpy()
     for direction in axis.used:
         outages = [(start_s, end_s) for start_s, end_s, way in axis.outages if way == direction]
         if not outages:
@@ -154,7 +154,11 @@ def _resumed(axis: Axis) -> list[Finding]:
             for _, end_s in outages
             if end_s < axis.end_s
         ]
-        worst = f"; it moved again within {max(max(waits_s), 0) + width_s:.3g} s of each end" if waits_s else ""
+        worst = ""
+        if waits_s:
+            took_s, scale = max(max(waits_s), 0.0) + axis.width_s, axis.summary["meter"]["time_scale"]
+            wall = f" ({took_s / scale:.2g} s of wall time)" if scale and scale != 1 else ""
+            worst = f"; it moved again within {took_s:.3g} s{wall} of each end"
         if waits_s and math.isinf(max(waits_s)):
             worst = "; nothing moved after the last one"
         down_s = sum(end_s - start_s for start_s, end_s in outages)

@@ -29,6 +29,8 @@ SPANS: Final = 16
 STEP: Final = 0.1
 """A step by less than this share of the rate is not worth a sentence."""
 
+OUTAGE: Final = "an outage"
+
 FULL: Final = 0.9
 """A bin in which this share of what TCP can get crossed was full."""
 
@@ -48,7 +50,8 @@ class Span:
 
     def sentence(self) -> str:
         named = f" ({self.name})" if self.name else ""
-        return f"{self.start_s:g}-{self.end_s:g} s{named}: {' and '.join(self.limits) or 'nothing waits'}: {self.text}"
+        when = f"{round(self.start_s, 1):g}-{round(self.end_s, 1):g} s{named}"
+        return f"{when}: {' and '.join(self.limits) or 'nothing waits'}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,18 @@ class LinkStep:
 def link_steps(axis: Axis) -> list[LinkStep]:
     """The steps worth a sentence."""
     found = []
-    for one in axis.events:
-        if one["event"] == "link" and one["direction"] == "to_pd" and one["t_s"] < axis.end_s:
-            was, now = float(one["before"]), float(one["after"])
-            if abs(now - was) > STEP * max(was, now):
-                found.append(LinkStep(one["t_s"], was, now, one["trigger"] or "by hand"))
+    for at_s, was, now, trigger in axis.steps:
+        if 0 < at_s < axis.end_s and abs(now - was) > STEP * max(was, now):
+            found.append(LinkStep(at_s, was, now, trigger or _unsaid(axis, at_s)))
     return found
+
+
+def _unsaid(axis: Axis, at_s: float) -> str:
+    """What brought about a step that only the samples show: a fault that began or ended then, or somebody."""
+    near_s = 2 * axis.width_s
+    times = [(abs(at_s - edge_s), what) for start_s, end_s, what in axis.faults for edge_s in (start_s, end_s)]
+    closest = min(times, default=(math.inf, ""))
+    return closest[1] if closest[0] <= near_s else "by hand"
 
 
 # spans
@@ -117,8 +126,12 @@ def _span(axis: Axis, start_s: float, end_s: float, phases: Sequence[dict[str, A
     names = [one["name"] for one in phases if one["start_s"] <= start_s < one["end_s"]]
     full = _full(axis, "to_pd")[rows]
     parts = _parts(axis, rows)
+    limits = _limits(axis, rows, full, parts)
+    down_s = axis.of("to_pd", "outage_s")[rows].sum()
     words = [f"link {_gbps(_mean(axis.of('to_pd', 'applied_bps')[rows]))} Gbps"]
-    if (used := _used_share(axis, rows)) is not None:
+    if OUTAGE in limits:
+        words = [f"link down for {down_s:.3g} s"]
+    elif (used := _used_share(axis, rows)) is not None:
         words.append(f"goodput {used:.0%} of 0.956 x applied, full {full.mean():.0%} of the time")
     queue_s = axis.of("to_pd", "queue_s")[rows]
     if np.nanmax(np.nan_to_num(queue_s), initial=0) > 0:
@@ -128,7 +141,7 @@ def _span(axis: Axis, start_s: float, end_s: float, phases: Sequence[dict[str, A
     failed = int(axis.table["failed"].to_numpy()[rows].sum())
     if failed:
         words.append(f"{failed} requests failed")
-    return Span(start_s, end_s, names[0] if names else "", _limits(axis, rows, full, parts), "; ".join(words))
+    return Span(start_s, end_s, names[0] if names else "", limits, "; ".join(words))
 
 
 def _full(axis: Axis, direction: str) -> Array:
@@ -156,7 +169,7 @@ def _limits(axis: Axis, rows: Array, full: Array, parts: dict[str, float]) -> li
     width_s, whole_s = axis.width_s, sum(parts.values())
     limits = []
     if axis.of("to_pd", "outage_s")[rows].sum() >= 0.5 * width_s * rows.sum():
-        limits.append("an outage")
+        limits.append(OUTAGE)
     elif full.mean() >= 0.5 or (whole_s and parts["transfer"] >= WAITS * whole_s):
         limits.append("the link")
     if whole_s and parts["queue"] >= WAITS * whole_s:

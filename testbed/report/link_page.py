@@ -63,7 +63,7 @@ def _data(axis: Axis) -> dict[str, Any]:
         "ways": axis.used,
         "wire": axis.summary["clock"] == "wire",
         "events": [_event(one) for one in axis.events],
-        "steps": [{"t_s": one["t_s"], "direction": one["direction"]} for one in axis.events if one["event"] == "link"],
+        "steps": [{"t_s": at_s, "direction": "to_pd"} for at_s, *_ in axis.steps],
         "outages": axis.outages,
         "faults": axis.faults,
         "phases": [{key: one[key] for key in ("name", "start_s", "end_s")} for one in phases],

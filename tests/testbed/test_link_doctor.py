@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,29 @@ class TestWhatLimitedWhat:
         )
         told = diagnose(axis([*link(20, WIDE, 0.0, "schedule: down"), *link(30, 0.0, WIDE)], stalled))
         assert told.spans[1].limits == ["an outage"]
-        assert text_of(told, "outage") == "to_pd: 1 outage, 10 s in all; it moved again within 2 s of each end"
+        assert (
+            text_of(told, "outage")
+            == "to_pd: 1 outage, 10 s in all; it moved again within 2 s (0.2 s of wall time) of each end"
+        )
 
     def test_nothing_limits_a_run_in_which_nobody_waits(self) -> None:
         told = diagnose(axis([], samples(**carrying(0.1))))
         assert [span.limits for span in told.spans] == [[], [], []]
         assert "nothing waits" in told.spans[0].sentence()
 
+    def test_a_fault_that_only_the_samples_show_is_told_with_the_journals_word(self) -> None:
+        cut = samples(rate_asked_bps=lambda t_s: np.where((t_s >= 20) & (t_s < 30), 0.0, WIDE))
+        made = replace(axis([], cut), faults=[(19.6, 29.7, "outage (down)")])
+        told = diagnose(made)
+        assert [(span.start_s, span.limits) for span in told.spans][1] == (20, ["an outage"])
+        assert "link down for 10 s" in told.spans[1].sentence()
+        assert text_of(told, "no reaction").startswith("8 -> 0 Gbps at 20 s (outage (down))")
+
     def test_a_link_that_steps_all_the_time_is_told_by_phase(self) -> None:
         steps = [
             one for i in range(20) for one in link(1.0 + 2 * i, WIDE if i % 2 else NARROW, NARROW if i % 2 else WIDE)
         ]
-        told = diagnose(axis(steps))
+        told = diagnose(axis(steps, samples(rate_asked_bps=np.nan)))
         assert [span.name for span in told.spans] == ["before", "drop", "after"]
         assert text_of(told, "reaction").startswith("the link stepped 20 times")
 
@@ -126,7 +138,7 @@ class TestHowTheSystemTookIt:
         ]
 
     def test_a_threshold_that_does_not_move_is_told_beside_the_best(self) -> None:
-        told = diagnose(axis(link(20, WIDE, NARROW)))
+        told = diagnose(axis(link(20, WIDE, NARROW), samples(rate_asked_bps=np.nan)))
         assert text_of(told, "no reaction").endswith(
             "the threshold was not raised, 9,000; the best of the phase is 4,000"
         )
