@@ -70,7 +70,7 @@ class TestWhatLimitedWhat:
         told = diagnose(made)
         assert [(span.start_s, span.limits) for span in told.spans][1] == (20, ["an outage"])
         assert "link down for 10 s" in told.spans[1].sentence()
-        assert text_of(told, "no reaction").startswith("8 -> 0 Gbps at 20 s (outage (down))")
+        assert text_of(told, "no reaction").startswith("0 -> 8 Gbps at 30 s (outage (down))")
 
     def test_a_link_that_steps_all_the_time_is_told_by_phase(self) -> None:
         steps = [
