@@ -34,7 +34,7 @@ from netem.layers import Layer, LayerSpec, effective
 from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, update
 from netem.outage import Outages
 from netem.plan import CONTROL_CLASS, KV_CLASS, REST_CLASS, Layout, Netem, RateClass, ShareClass
-from netem.segments import check_single
+from netem.segments import are_single
 from netem.tc import Applied, Counters, Shaper
 
 COUNTER_COLUMNS = (
@@ -359,8 +359,7 @@ async def run(config: AgentConfig) -> None:
 async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, counters_csv: TextIO) -> None:
     backend = choose(await asyncio.to_thread(tried), config.delay_by)
     layout = Layout(netem=backend.delay == "netem", flows=config.layout_flows)
-    if layout.netem:
-        await asyncio.to_thread(check_single, config.interfaces.values())
+    delays = Delays(backend, not layout.netem or await asyncio.to_thread(are_single, config.interfaces.values()))
     async with AsyncExitStack() as stack:
         shapers = {
             direction: await stack.enter_async_context(Shaper(interface, layout))
@@ -370,7 +369,7 @@ async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, 
         log = Path(config.log_dir, "delay-line.log") if config.log_dir else beside.with_suffix(".log")
         keeper = Keeper(config.interfaces, beside, config.seed, log)
         stack.push_async_callback(keeper.close)
-        agent = Agent(config, shapers, keeper, Outages(config.interfaces), Delays(backend), applied_log, counters_csv)
+        agent = Agent(config, shapers, keeper, Outages(config.interfaces), delays, applied_log, counters_csv)
         await agent.start()
         runner = web.AppRunner(application(agent), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         stack.push_async_callback(runner.cleanup)

@@ -60,10 +60,13 @@ def tried() -> dict[str, str]:
 
 
 class Delays:
-    """Which of the two delays, state by state. `line_has_all`: the delay line has all delay and loss from now on."""
+    """Which of the two delays, state by state. `line_has_all`: the delay line has all delay and loss from now on.
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    `single`: packets come one by one (`segments.py`); of a super-packet netem would lose all: then loss is refused.
+    """
+
+    def __init__(self, backend: Backend, single: bool = True) -> None:
+        self.backend, self.single = backend, single
         self.line_has_all = backend.delay != "netem"
 
     def check(self, states: Mapping[str, LinkState]) -> bool:
@@ -78,7 +81,13 @@ class Delays:
                 if value:
                     remedy = f"as root on the host: {self.backend.missing}; see 'prfaas link capabilities'"
                     refuse(f"{direction}.{field}", value, f"cannot be had on this kernel ({self.backend.why})", remedy)
-        return self.line_has_all or any(state.jitter_s for state in states.values())
+        line_has_all = self.line_has_all or any(state.jitter_s for state in states.values())
+        for direction, state in states.items():
+            if state.loss and not (self.single or line_has_all):
+                what = "cannot be had: netem would lose each super-packet whole, and the sites send such"
+                remedy = "build the topology with single_packets, or take delay_by: nfqueue"
+                refuse(f"{direction}.loss", state.loss, what, remedy)
+        return line_has_all
 
     def of_line(self, state: LinkState, line_has_all: bool) -> Impairment:
         """What the delay line has to do of a state."""

@@ -117,9 +117,6 @@ def full(settings: Settings, most_bps: float = RATES_BPS[-1]) -> Iterator[Cell]:
     for rtt_s in RTTS_S:
         yield Cell("rtt", 100e6, delay_s=rtt_s / 2, **train)
     yield Cell("jitter", 100e6, delay_s=0.015, jitter_s=0.005, **train)
-    for loss in LOSSES:
-        for direction in DIRECTIONS:
-            yield Cell("loss", 100e6, direction, delay_s=0.0025, loss=loss, **train)
     for rate_bps, rtt_s in ((100e6, 0.005), (100e6, 0.030), (100e6, 0.080), (500e6, 0.030)):
         for direction in DIRECTIONS if rtt_s < 0.080 else DIRECTIONS[:1]:
             yield _far("far", rate_bps, rtt_s, direction, settings)
@@ -128,6 +125,9 @@ def full(settings: Settings, most_bps: float = RATES_BPS[-1]) -> Iterator[Cell]:
     yield Cell("schedule", 200e6, DIRECTIONS[0], seconds=settings.schedule_s, seed=settings.seed)
     for direction in DIRECTIONS:
         yield _far("bdp", 1e9, 0.080, direction, settings)
+    for loss in LOSSES:
+        for direction in DIRECTIONS:
+            yield Cell("loss", 100e6, direction, delay_s=0.0025, loss=loss, **train)
 
 
 def quick(settings: Settings, most_bps: float = RATES_BPS[-1]) -> Iterator[Cell]:
@@ -137,11 +137,11 @@ def quick(settings: Settings, most_bps: float = RATES_BPS[-1]) -> Iterator[Cell]
     yield Cell("goodput", min(1e9, most_bps), DIRECTIONS[1], 4, seconds=settings.seconds)
     yield Cell("rtt", 100e6, delay_s=0.015, **train)
     yield Cell("jitter", 100e6, delay_s=0.015, jitter_s=0.005, **train)
-    yield Cell("loss", 100e6, DIRECTIONS[0], delay_s=0.0025, loss=0.01, **train)
     yield _far("far", 100e6, 0.030, DIRECTIONS[0], settings)
     yield Cell("step", STEPS_BPS[0], DIRECTIONS[0], seconds=6.0)
     yield Cell("schedule", 200e6, DIRECTIONS[0], seconds=min(10.0, settings.schedule_s), seed=settings.seed)
     yield _far("bdp", 1e9, 0.080, DIRECTIONS[0], settings)
+    yield Cell("loss", 100e6, DIRECTIONS[0], delay_s=0.0025, loss=0.01, **train)
 
 
 def _train(settings: Settings, part: int = 1) -> dict[str, Any]:

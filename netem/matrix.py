@@ -18,8 +18,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from netem.cells import (
 from netem.link import DIRECTIONS, LinkError, expected_goodput_bps
 from netem.meter import Meter
 from netem.timelines import delivered, first_second_bps, goodput_bps, step_response_s
+from netem.topology import TopologySettings
 
 TRIES: Final = 2
 """Of a cell that a busy machine spoilt."""
@@ -193,17 +195,31 @@ _HOW: Final[Mapping[str, Callable[[Bench, Cell], Found]]] = {
 
 
 def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Bring the link up, measure every cell of the plan, `say` each line. Raises LinkError when there is no link."""
-    with tempfile.TemporaryDirectory(dir=_RUN) as directory, link(Path(directory), plan["agent"]) as bench:
+    """Measure every cell of the plan, `say` each line. Raises LinkError when there is no link.
+
+    Cells with loss have a link that carries single packets, which netem needs; all others one that need not.
+    """
+    cells = [Cell(**asked) for asked in plan["cells"]]
+    say({"event": "clock", "t_ns": time.monotonic_ns()})
+    for lossy, group in groupby(cells, key=lambda cell: bool(cell.loss)):
+        settings = TopologySettings(single_packets=None if lossy else False)
+        _run(list(group), plan["agent"], settings, say)
+    say({"event": "clock", "t_ns": time.monotonic_ns()})
+
+
+def _run(
+    cells: Sequence[Cell],
+    agent: Mapping[str, Any],
+    settings: TopologySettings,
+    say: Callable[[Mapping[str, Any]], None],
+) -> None:
+    with tempfile.TemporaryDirectory(dir=_RUN) as directory, link(Path(directory), agent, settings) as bench:
         about = {"kernel": platform.release(), "congestion_control": bench.topology.congestion_control}
         about["delay_by"] = bench.put({})[DIRECTIONS[0]]["delay_by"]
         say({"event": "up", **about, "cpus": os.cpu_count()})
-        say({"event": "clock", "t_ns": time.monotonic_ns()})
-        for asked in plan["cells"]:
-            cell = Cell(**asked)
+        for cell in cells:
             say({"event": "begin", "cell": cell.name})
             say({"event": "cell", **measured(bench, cell)})
-        say({"event": "clock", "t_ns": time.monotonic_ns()})
 
 
 def die_with_stdin() -> None:

@@ -57,7 +57,9 @@ class TopologySettings:
     from host to host, so experiments name one). `tcp_buffer_max_bytes`: upper bound of tcp_wmem and tcp_rmem.
     `slow_start_after_idle`: None leaves the kernel's value. `rto_max_s`: most seconds between two tries of TCP (1 to
     120), so that connections go on soon after an outage, and then give up only after 255 tries; None leaves the
-    kernel's 120 s, as does a kernel without the knob (before Linux 6.15).
+    kernel's 120 s, as does a kernel without the knob (before Linux 6.15). `single_packets`: whether what leaves a site
+    is cut into packets of the wire, which costs CPU, and without which netem loses nothing (`segments.py`); None: where
+    there is netem.
     """
 
     congestion_control: str | None = "cubic"
@@ -65,6 +67,7 @@ class TopologySettings:
     tcp_buffer_max_bytes: int = 64 << 20
     slow_start_after_idle: bool | None = None
     rto_max_s: float | None = 1.0
+    single_packets: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,8 @@ def _connect_site(settings: TopologySettings, site: str, wan_fd: int) -> None:
     peer = {"ifname": f"w-{site}", "net_ns_fd": wan_fd, "address": _WAN_MAC[site], "mtu": settings.mtu}
     with IPRoute() as ip:
         ip.link("add", ifname=SITE_INTERFACE, kind="veth", address=_SITE_MAC[site], mtu=settings.mtu, peer=peer)
-        if not try_netem():  # it will be what delays, and takes a super-packet for one packet
+        single = settings.single_packets
+        if not try_netem() if single is None else single:  # netem takes a super-packet for one packet
             send_single(ip, _index(ip, SITE_INTERFACE))
         _configure(ip, SITE_INTERFACE, ADDRESSES[site], WAN_ADDRESSES[site], _WAN_MAC[site])
 

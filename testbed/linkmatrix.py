@@ -75,7 +75,7 @@ def _of_machine(machine: str, cells: Sequence[Cell], say: Say) -> dict[str, Any]
     found: list[dict[str, Any]] = []
     for line in _lines("netem.uml" if machine == UML else "netem.matrix", plan):
         match line.pop("event"):
-            case "up":
+            case "up":  # once for cells without loss, once for those with it
                 about = {key: line[key] for key in ("kernel", "delay_by", "congestion_control", "cpus")}
                 say(f"{machine}: Linux {line['kernel']}, {line['delay_by']['delay'] or 'nothing'} delays")
             case "clock":

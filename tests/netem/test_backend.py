@@ -99,3 +99,13 @@ def test_jitter_in_one_direction_gives_all_delay_to_the_line_for_good() -> None:
     made.line_has_all = True
     assert made.check({"to_pd": FAR, "to_prfaas": FAR})
     assert made.describe()["delay"] == "nfqueue"
+
+
+def test_netem_loses_no_super_packets_and_delays_them() -> None:
+    of_super_packets = Delays(choose(HAS["both"]), single=False)
+    assert not of_super_packets.check({"to_pd": LinkState(1e8, delay_s=0.01)})
+    with pytest.raises(LinkError, match="single_packets, or take delay_by: nfqueue") as refused:
+        of_super_packets.check({"to_pd": FAR})
+    assert refused.value.field == "to_pd.loss"
+    jittered = LinkState(1e8, delay_s=0.01, jitter_s=0.001, loss=0.001)  # the delay line's, and it cuts by itself
+    assert of_super_packets.check({"to_pd": jittered})
