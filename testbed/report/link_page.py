@@ -70,8 +70,8 @@ def _data(axis: Axis) -> dict[str, Any]:
         "slo_s": axis.summary["slo"]["ttft_p90_s"],
         "about": (
             f"Bins of {axis.width_s:g} s. Rates are means over a bin, what waits is the most in it; a dashed line is a "
-            "step of the link, red an outage (a red bar below: a fault), grey every other phase, an orange bar a time when the policy takes "
-            "bandwidth for scarce. Point at a panel for the figures and the reasons of changes."
+            "step of the link, red an outage (a red bar below: a fault), grey every other phase, an orange bar a time "
+            "when the policy takes bandwidth for scarce. Point at a panel for the figures and the reasons of changes."
         ),
     }
 
