@@ -1,0 +1,51 @@
+"""The limits within which a live testbed calls a policy."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from testbed.scheduler.api import Note, SystemView
+from testbed.scheduler.baselines import Homogeneous
+from testbed.session import BoundedCall, PolicyQuitError, PolicyTooSlowError
+
+
+@pytest.fixture
+def bounded() -> Iterator[BoundedCall]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield BoundedCall(0.02)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Looks(Homogeneous):
+    """It asks for one thing, then does what it is given, and asks for another."""
+
+    def __init__(self, between: Any) -> None:
+        self._between = between
+
+    def tick(self, view: SystemView) -> Iterator[Note]:
+        yield Note("threshold", 1.0, 2.0, "first")
+        self._between()
+        yield Note("threshold", 2.0, 3.0, "second")
+
+
+def test_what_a_policy_asks_for_on_the_way_is_all_there(bounded: BoundedCall) -> None:
+    actions = bounded.tick(Looks(lambda: None), SystemView({}, 1e9))
+    assert [action.trigger for action in actions] == ["first", "second"]
+
+
+def test_one_that_hangs_on_the_way_is_cut_off(bounded: BoundedCall) -> None:
+    with pytest.raises(PolicyTooSlowError, match="not done looking around within 0.02 s"):
+        bounded.tick(Looks(lambda: time.sleep(5)), SystemView({}, 1e9))
+
+
+def test_one_that_would_end_the_process_on_the_way_only_fails(bounded: BoundedCall) -> None:
+    def quit_() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(PolicyQuitError, match="SystemExit: 3"):
+        bounded.tick(Looks(quit_), SystemView({}, 1e9))
