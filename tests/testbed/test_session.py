@@ -39,7 +39,7 @@ def test_what_a_policy_asks_for_on_the_way_is_all_there(bounded: BoundedCall) ->
 
 
 def test_one_that_hangs_on_the_way_is_cut_off(bounded: BoundedCall) -> None:
-    with pytest.raises(PolicyTooSlowError, match="not done looking around within 0.02 s"):
+    with pytest.raises(PolicyTooSlowError, match="not done looking around"):
         bounded.tick(Looks(lambda: time.sleep(5)), SystemView({}, 1e9))
 
 
