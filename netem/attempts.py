@@ -22,8 +22,9 @@ def why_not(step: Callable[[], Any]) -> str:
     try:
         step()
     except NetlinkError as refused:
-        missing = " (there is no such kind)" if abs(refused.code) == errno.ENOENT else ""
-        return f"this kernel refuses it: {os.strerror(abs(refused.code))}{missing}"
+        if abs(refused.code) == errno.ENOENT:
+            return "this kernel has none"
+        return f"this kernel refuses it ({os.strerror(abs(refused.code))})"
     except (LinkError, OSError) as refused:
         return str(refused)
     return ""
