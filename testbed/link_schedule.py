@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
 
 from netem.courses import Point, Steps
-from netem.link import LinkError
+from netem.cross import Source, present
+from netem.link import DIRECTIONS, LinkError
 from netem.schedule import MIN_STEP_S, Schedule, data_of, from_data
 from netem.token_bucket import TokenBucketSpec, saturated
 from testbed.phases import LinkStep, link_rates
 from testbed.phases import link_steps as phase_steps
 from testbed.scenario import Scenario, load, parse
+from testbed.scenario_cross import sources
 from testbed.scenario_data import read
 
 TRIGGER: Final = "schedule"
@@ -107,40 +110,54 @@ def link_means(scenario: Scenario, spans: Sequence[tuple[float, float]]) -> list
     return link_rates(scenario.phases, scenario.link.rate_bps) or [scenario.link.rate_bps] * len(spans)
 
 
-def find(text: str, seed: int) -> tuple[str, Schedule | TokenBucketSpec, float | None]:
-    """What somebody means by a schedule: its name, itself, and how long it is meant for (a scenario's, its load).
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule that somebody means, and, of a scenario's, how long it is meant for (its load) and what competes."""
+
+    name: str
+    made: Schedule | TokenBucketSpec
+    lasts_s: float | None = None
+    cross: Sequence[Source] = ()
+
+
+def find(text: str, seed: int) -> Found:
+    """What somebody means by a schedule.
 
     text: a mapping such as {kind: square, ...}, the path of a YAML or JSON file with one or with a scenario, of a
     recording (CSV or mahimahi, by its content), or a shipped scenario's name. Raises LinkError and ScenarioError.
     """
     if text.lstrip().startswith("{"):
         data = read(text, "SCHEDULE")
-        return "schedule", from_data(data, seed=seed, read=read_file), None
+        return Found("schedule", from_data(data, seed=seed, read=read_file))
     if "/" not in text and "." not in text and not Path(text).is_file():
         return _of_scenario(load(text))
     content = read_file(text)
     if Path(text).suffix in (".yaml", ".yml", ".json"):
         data = read(content.decode("utf-8-sig", "replace"), text)
         if "kind" in data:
-            return Path(text).stem, from_data(data, seed=seed, read=read_file, where=text), None
+            return Found(Path(text).stem, from_data(data, seed=seed, read=read_file, where=text))
         return _of_scenario(parse(data, text))
     kind = "csv" if b"," in content.lstrip().split(b"\n", 1)[0] else "mahimahi"
-    return Path(text).name, from_data({"kind": kind, "file": text}, read=read_file), None
+    return Found(Path(text).name, from_data({"kind": kind, "file": text}, read=read_file))
 
 
-def _of_scenario(scenario: Scenario) -> tuple[str, Schedule | TokenBucketSpec, float]:
+def _of_scenario(scenario: Scenario) -> Found:
     """Its schedule, or what its phases make of the link."""
     steps = {0.0: scenario.link.rate_bps, **dict(link_steps(scenario))}
     made = _made(scenario) or Schedule(Steps(tuple(steps.items())))
-    return scenario.name, made, scenario.workload.duration_s
+    cross = sources(scenario.link.cross_traffic, scenario.seed)
+    return Found(scenario.name, made, scenario.workload.duration_s, cross)
 
 
-def describe(name: str, made: Schedule | TokenBucketSpec, end_s: float | None) -> dict[str, Any]:
+def describe(found: Found, end_s: float | None = None) -> dict[str, Any]:
     """A schedule's figures and steps in [0, end_s), s and bits/s; a token bucket's for somebody who always sends.
+    `cross`, of each direction with cross-traffic: the means of its elastic flows and of its datagrams' rate, and
+    `steps`: (t_s, flows, bits/s of datagrams).
 
-    end_s: unless given, two periods, or all that happens until a last rate holds, or an hour of what goes on. down_s:
-    in outages.
+    end_s: unless given, its load's, else two periods, or all that happens until a last rate holds, or an hour of what
+    goes on. down_s: in outages.
     """
+    name, made, end_s = found.name, found.made, end_s or found.lasts_s
     if isinstance(made, TokenBucketSpec):
         end_s = end_s or SPAN_S
         data, steps, course = data_of(made), saturated(made, end_s), "a token bucket, always used"
@@ -162,7 +179,18 @@ def describe(name: str, made: Schedule | TokenBucketSpec, end_s: float | None) -
         "shortest_step_s": min(lengths_s[:-1], default=None),
         "schedule": data,
         "steps": steps,
+        "cross": {way: told for way in DIRECTIONS if (told := _competing(found.cross, way, end_s))},
     }
+
+
+def _competing(cross: Sequence[Source], direction: str, end_s: float) -> dict[str, Any]:
+    """What competes in a direction in [0, end_s); empty when nothing does."""
+    steps = [tuple(now) for now in takewhile(lambda now: now.at_s < end_s, present(cross, direction))]
+    if not steps:
+        return {}
+    spans = [b[0] - a[0] for a, b in pairwise([*steps, (end_s, 0, 0.0)])]
+    flows, constant_bps = (sum(length_s * now[i] for length_s, now in zip(spans, steps, strict=True)) for i in (1, 2))
+    return {"mean_flows": flows / end_s, "mean_constant_bps": constant_bps / end_s, "steps": steps}
 
 
 def _course_of(made: Schedule) -> str:

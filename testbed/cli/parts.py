@@ -178,14 +178,17 @@ def link_plot(
     check_plot(out, "--out")
     if duration_s is not None and not 0 < duration_s < math.inf:
         raise typer.BadParameter(f"{duration_s:g}: must be seconds, more than 0", param_hint="--duration-s")
-    name, made, lasts_s = find(schedule, seed)
-    result = describe(name, made, duration_s or lasts_s)
+    result = describe(find(schedule, seed), duration_s)
     if out is not None:
         from testbed.figures.schedule import plot_schedule
 
         plot_schedule(result, out)
         say(f"drew {out}")
-    _show(result if json else {key: value for key, value in result.items() if key != "steps"}, json)
+    if not json:
+        result = {key: value for key, value in result.items() if key != "steps" and value != {}}
+        for told in result.get("cross", {}).values():
+            del told["steps"]
+    _show(result, json)
 
 
 @link_app.command("capabilities")

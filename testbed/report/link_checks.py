@@ -69,7 +69,10 @@ def _too_slow(axis: Axis, direction: str) -> list[Finding]:
     if rows.sum() < 3 or (share := float(goodput[rows].sum() / can.sum())) >= LEAST:
         return []
     backlog = axis.of(direction, "backlog_bytes")[rows]
-    if np.isnan(backlog).all():
+    contended = bool((axis.summary["link"].get("cross_bytes") or {}).get(direction))
+    if contended:
+        why = "cross-traffic had the rest"
+    elif np.isnan(backlog).all():
         why = "a cap a flow, or what competes on the link"
     elif np.nanmedian(backlog) > 0:
         why = "its queue was full all the while: the shaper sends less than it was asked to, or again what is lost"
@@ -77,7 +80,7 @@ def _too_slow(axis: Axis, direction: str) -> list[Finding]:
         why = "the shaper's queue was empty: TCP does not fill it (windows, losses, a cap a flow)"
     text = f"{direction}: goodput was {share:.1%} of 0.956 x the applied rate in {rows.sum()} bins with enough to send"
     first_s = float(axis.table["t_s"].to_numpy()[rows][0])
-    return [Finding("wrong" if _on_wire(axis) else "note", "slow", f"{text}; {why}", first_s)]
+    return [Finding("wrong" if _on_wire(axis) and not contended else "note", "slow", f"{text}; {why}", first_s)]
 
 
 def _too_fast(axis: Axis, direction: str) -> list[Finding]:

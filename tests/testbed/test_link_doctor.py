@@ -90,6 +90,12 @@ class TestWhatIsWrong:
         assert ("wrong", "slow") in kinds(told)
         assert re.search(r"goodput was 8\d\.\d% of 0\.956 x .* the shaper sends less", text_of(told, "slow"))
 
+    def test_not_a_link_on_which_cross_traffic_had_the_rest(self) -> None:
+        shared = summary(cross_bytes={"to_pd": 10**7, "to_prfaas": 0})
+        told = diagnose(axis(link=samples(**carrying(0.5, waits_s=9)), told=shared))
+        assert told.wrong == []
+        assert text_of(told, "slow").endswith("cross-traffic had the rest")
+
     def test_a_tcp_that_does_not_fill_the_link(self) -> None:
         assert "TCP does not fill it" in text_of(diagnose(axis(link=samples(**carrying(0.5, waits_s=9)))), "slow")
 
