@@ -189,15 +189,10 @@ class _Site:
         self._thread.start()
 
     def begin(self, asked: dict[str, Any]) -> None:
-        self._sock.sendall(json.dumps(asked).encode() + b"\n")
-        self._wait("ready")
+        self._say(asked, "ready")
 
     def ask(self, what: str, answer: str) -> dict[str, Any]:
-        try:
-            self._sock.sendall(json.dumps({what: True}).encode() + b"\n")
-        except OSError as error:
-            raise TestbedError(f"{self._path} does not answer ({error})") from None
-        return self._wait(answer)
+        return self._say({what: True}, answer)
 
     def close(self) -> None:
         with self._turn:
@@ -207,10 +202,12 @@ class _Site:
         self._thread.join(TIMEOUT_S)
         self._sock.close()
 
-    def _wait(self, answer: str) -> dict[str, Any]:
+    def _say(self, line: dict[str, Any], answer: str) -> dict[str, Any]:
+        with contextlib.suppress(OSError):  # whoever is gone, or does not listen, has answered why or never will
+            self._sock.sendall(json.dumps(line).encode() + b"\n")
         with self._turn:
             self._turn.wait_for(lambda: self._answers or self._ended, TIMEOUT_S)
-            got = self._answers.pop(0) if self._answers else {"error": "no answer"}
+            got = self._answers.pop(0) if self._answers else {"error": "it does not answer"}
         if answer not in got:
             raise TestbedError(f"{self._path}: {got.get('error', got)}; see `prfaas logs`")
         return got
