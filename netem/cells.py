@@ -23,7 +23,7 @@ SCHEDULE_TOLERANCE: Final = 0.05
 STEP_TOLERANCE: Final = 0.05
 STEP_BOUND_S: Final = 0.5
 RTT_SLACK_S, RTT_TOLERANCE = 0.0005, 0.05
-STOLEN_BOUND: Final = 0.005
+STOLEN_BOUND: Final = GOODPUT_TOLERANCE / 2
 CPU_BOUND: Final = 0.97
 LATE_BOUND_S: Final = 0.0005
 """Of a timer's median lateness, where round trips are judged."""

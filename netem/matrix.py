@@ -79,24 +79,25 @@ def _try(bench: Bench, cell: Cell) -> tuple[Found, Meter]:
         asked[cell.direction] = {"loss": cell.loss}
     with Meter() as meter:
         try:
-            bench.put(asked)
+            by_netem = bench.put(asked)[DIRECTIONS[0]]["delay_by"]["delay"] == "netem"
             before = bench.counters()
             found = _HOW[cell.kind](bench, cell)
-            return _with_counters(cell, found, before, bench.counters()), meter
+            return _with_counters(cell, found, before, bench.counters(), by_netem), meter
         except (LinkError, OSError) as failed:
             return Found(failure=f"it could not be measured: {failed}"), meter
 
 
-def _with_counters(cell: Cell, found: Found, before: Any, after: Any) -> Found:
+def _with_counters(cell: Cell, found: Found, before: Any, after: Any, by_netem: bool) -> Found:
     def grown(read: Callable[[Any], int]) -> int:
         return sum(read(after[way]) - read(before[way]) for way in DIRECTIONS)
 
     queue = grown(lambda one: one["kv"]["drops"] + one["control"]["drops"])
     of_line = grown(lambda one: one["delay_line"]["overflowed"] if one["delay_line"] else 0)
     congested = cell.kind not in ("rtt", "jitter", "loss")  # TCP finds the rate by filling the queue
+    asked_for = cell.loss > 0 and by_netem  # netem counts what it loses on purpose as drops of its class
     return replace(
         found,
-        drops=of_line + (0 if congested else queue),
+        drops=of_line + (0 if congested or asked_for else queue),
         congestion_drops=queue if congested else 0,
         direct_packets=sum(after[way]["direct_packets"] for way in DIRECTIONS),
     )

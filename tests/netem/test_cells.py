@@ -121,7 +121,7 @@ def test_what_is_not_is_told_with_its_figures(cell: Cell, found: Found, said: st
 @pytest.mark.parametrize(
     ("cell", "found", "meter", "wrong", "why"),
     [
-        (GOODPUT, Found(), {"stolen": 0.006}, [], "0.6% of the time"),
+        (GOODPUT, Found(), {"stolen": 0.011}, [], "1.1% of the time"),
         (RTT, Found(rtt_p50_s=0.03), {"late_p50_s": 0.0006}, [], "0.60 ms late"),
         (GOODPUT, Found(), {"cpu_busy": 0.99}, ["goodput"], "CPU 99% busy"),
         (RTT, Found(trains={"to_pd": train(overflowed=2)}), {}, [], "the receiver itself lost 2"),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from netem.cells import Cell, Found, asked_of
 from testbed.cli import app
 from testbed.linkmatrix import agree, clock_error, judged
-from testbed.show_matrix import COLUMNS, markdown, row
+from testbed.show_matrix import COLUMNS, markdown, row, tables
 
 GOODPUT = Cell("goodput", 100e6, "to_pd", seconds=4)
 RTT = Cell("rtt", 100e6, delay_s=0.015)
@@ -85,13 +85,19 @@ def test_a_guests_clock_is_compared_with_this_machines() -> None:
 
 
 def test_a_row_has_every_figure_and_a_bar_where_there_is_none() -> None:
-    found = measured(LOSS, trains=lost(200, 20_000), goodput_bps=95.6e6, error=-0.001)["found"]
-    texts = row(found)
-    assert len(texts) == len(COLUMNS) - 2
-    assert "95.60 Mbit/s" in texts
-    assert "200 of 20000" in texts
-    assert texts[0] == "-"
-    assert row(measured(GOODPUT, step_s={"up": 0.0, "down": None})["found"])[1] == "up 0.00 s, down never"
+    texts = dict(zip(COLUMNS, row(measured(LOSS, trains=lost(200, 20_000), goodput_bps=95.6e6)["found"]), strict=True))
+    assert (texts["measured, Mbit/s"], texts["lost"], texts["overtaken"]) == ("95.60", "200 of 20000", "0")
+    assert (texts["expected, Mbit/s"], texts["drops"], texts["up after"]) == ("-", "-", "-")
+    stepped = row(measured(GOODPUT, step_s={"up": 0.0, "down": None}, drops=3)["found"])
+    texts = dict(zip(COLUMNS, stepped, strict=True))
+    assert (texts["up after"], texts["down after"], texts["drops"]) == ("0.00 s", "never", "3")
+
+
+def test_each_kind_has_a_table_of_the_columns_that_it_fills() -> None:
+    (goodput, loss) = tables([measured(GOODPUT, goodput_bps=95e6), measured(LOSS, trains=lost(9, 900))])
+    assert goodput[:2] == ("goodput", ["cell", "verdict", "measured, Mbit/s"])
+    assert [texts for _, texts in goodput[2]] == [["100 Mbit/s to_pd x1", "pass", "95.00"]]
+    assert loss[1] == ["cell", "verdict", "lost", "loss within", "overtaken"]
 
 
 def test_the_page_has_a_row_a_cell_and_says_how_it_was_made() -> None:
@@ -102,10 +108,11 @@ def test_the_page_has_a_row_a_cell_and_says_how_it_was_made() -> None:
     agreement = agree(native["cells"], guest["cells"])
     page = markdown({**judged(machines, agreement), "machines": machines, "agreement": agreement}, "prfaas link verify")
     assert "`prfaas link verify`" in page
-    assert page.count(f"| {GOODPUT.name} |") == 3
+    assert page.count("| 100 Mbit/s to_pd x1 |") == 2
+    assert page.count(f"| {GOODPUT.name} |") == 1
     assert f"- {GOODPUT.name}: goodput off" in page
     assert "its clock is +0.10% off" in page
-    assert "verdict: fail (1 fail, 1 pass)." in page
+    assert "verdict: fail (1 fail, 1 pass); 0 packets unshaped, 0 dropped that were not to be lost." in page
 
 
 @pytest.mark.parametrize(
