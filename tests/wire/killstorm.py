@@ -321,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(text, file=out, flush=True)
 
     say(f"round  when  found  down s  killed (s after its begin){'':24} the load's verdict")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is up is taken down
     found = storm(asked.n, asked.seed, say)
     if asked.json:
         print(json.dumps(found, indent=1))

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -282,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "kind       for s found    KV, s whole, s  requests  remote  retried  lost  left  reconnected  stale  nodes",
         file=out,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is up is taken down
     rows = []
     with testbed_up(bounded=bounded) as bed:
         for length_s in asked.seconds or LENGTHS_S:
