@@ -100,7 +100,7 @@ TIMELINE_COLUMNS: Final = (
     "line_lost",  # packets it lost on purpose, cumulative
     "line_late_s",  # how late it lets packets go, p99, model seconds
     "line_down",  # 1 while it is dead
-    "event",  # empty for a sample of the link; link (its rate stepped) | threshold | role | regime | node | ...
+    "event",  # empty for a sample of the link; link (its rate stepped) | cross (what competes) | threshold | role | ...
     "node",  # that changed, empty for none
     "before",  # bits/s, tokens, or a word, by the event
     "after",
