@@ -133,13 +133,16 @@ class Prfaas:
         """The site that t says; the other one when it would be done sooner by `relief_s`.
 
         t balances rates, and knows nothing of queues: what an outage has piled up at one site, while the other was out
-        of reach or its link down, would stay there for as long as t splits the load evenly.
+        of reach or its link down, would stay there for as long as t splits the load evenly. Ours, not the paper's; over
+        a link that is scarce there is none, for a queue at its senders is what t is to prevent.
         """
         relief_s = self._p["relief_s"]
         for node in view.prefill(site):
             if node.queued_s < relief_s:
                 return site
         other: Site = PD if site == PRFAAS else PRFAAS
+        if other == PRFAAS and self.regime == SCARCE:
+            return site
         gain_s = self._done_s(site, request, view) - self._done_s(other, request, view)
         return other if relief_s < gain_s < _NEVER else site
 
