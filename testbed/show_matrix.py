@@ -76,7 +76,7 @@ def tables(
 
 
 def row(found: Mapping[str, Any]) -> list[str]:
-    """A cell's figures as COLUMNS has them, a line a direction; a bar where there is none, or nothing to complain of."""
+    """A cell's figures as COLUMNS has them, a line a direction; a bar where there is nothing to tell."""
     trains, bounds = found["trains"], found["loss_bounds"]
     steps = found["step_s"]
     return [
