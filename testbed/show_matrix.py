@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,19 +21,22 @@ COLUMNS: Final = (
     "RTT p50, ms", "p99, ms", "jitter, ms", "lost", "loss within", "overtaken", "drops", "unshaped",
 )  # fmt: skip
 AGREEMENT: Final = ("cell", "goodput", "RTT p50", "agree")
+WIDTH: Final = 120  # no figure is cut off on a narrower terminal
 _NOTHING = "-"
 
 
 def show_matrix(result: Mapping[str, Any]) -> None:
+    wide = Console(width=max(out.width, WIDTH))
     for name, machine in result["machines"].items():
         out.print(_headline(name, machine))
         for kind, titles, rows in tables(machine["cells"]):
-            table = Table(title=kind, title_justify="left")
+            table = Table(title=kind, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
             for title in titles:
-                table.add_column(title, justify="left" if title == "cell" else "right", no_wrap=title != "cell")
+                where: JustifyMethod = "left" if title in ("cell", "verdict") else "right"
+                table.add_column(title.replace(", ", ",\n"), justify=where, no_wrap=True)
             for cell, texts in rows:
                 table.add_row(*texts, style=STYLES[cell["verdict"]])
-            out.print(table)
+            wide.print(table)
         for cell in machine["cells"]:
             if told := _why(cell):
                 out.print(escape(f"  {cell['cell']}: {'; '.join(told)}"))
