@@ -21,7 +21,7 @@ COLUMNS: Final = (
     "RTT p50, ms", "p99, ms", "jitter, ms", "lost", "loss within", "overtaken", "drops", "unshaped",
 )  # fmt: skip
 AGREEMENT: Final = ("cell", "goodput", "RTT p50", "agree")
-WIDTH: Final = 120  # no figure is cut off on a narrower terminal
+WIDTH: Final = 130  # no figure is cut off on a narrower terminal
 _NOTHING = "-"
 
 
