@@ -36,7 +36,7 @@ STAMPS: Final = (
 """The stamps of a request's life in their order, and what each says."""
 
 TEXTS: Final = ("request_id", *WORDS, "client_error")
-EVENTS: Final = (*SCHEDULER_STATES, "link")
+EVENTS: Final = (*SCHEDULER_STATES, "link", "cross")
 _COLUMNS: Final = ("t_s", "direction", "event", "node", "before", "after", "trigger")
 
 
