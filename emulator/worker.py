@@ -24,7 +24,7 @@ import uvloop
 from emulator.backends.timing import text_of
 from emulator.batching import decode_instance
 from emulator.channel import Channel, Dialler
-from emulator.clock import Clock, Driver, Lateness
+from emulator.clock import TIMER_ROUND_S, Clock, Driver, Lateness
 from emulator.decode_instance import DecodeInstance
 from emulator.decode_step import AffineStep
 from emulator.instance import PrefillInstance
@@ -49,6 +49,7 @@ from emulator.messages import (
     Transmit,
     Unexpect,
 )
+from emulator.metrics import WorkerMetrics
 from emulator.profile import load_profile
 from emulator.transfer.receiver import KvReceiver
 from emulator.transfer.sender import KvSender
@@ -78,6 +79,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cache_bytes: the pool of a prefill node, 0 for none. peers: every node that may ever exchange KV with this one.
     dials: those of them to which this node makes the control connection; the others make it to this node.
+    metrics_port: of its Prometheus endpoint, on `host`.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     control_port: int
     data_port: int
+    metrics_port: int
     secret: str
     ready_file: str
     profile: str
@@ -116,6 +119,7 @@ class Worker:
         self.stopped = asyncio.Event()
         self.clock = Clock(0, config.time_scale)
         self.lateness = Lateness()
+        self.metrics = WorkerMetrics(config.name, config.site)
         numbered = {name: peer.first_flow for name, peer in config.peers.items() if peer.first_flow is not None}
         self.sender = KvSender(
             config.name,
@@ -145,6 +149,7 @@ class Worker:
         config = self.config
         server = await self._loop.create_server(self._accept, config.host, config.control_port)
         await self.receiver.listen(config.host, config.data_port)
+        self.metrics.serve(config.host, config.metrics_port)
         self._dial_peers()
         if config.role == "prefill":
             await self._all_decode.wait()
@@ -225,7 +230,7 @@ class Worker:
         for node in self.config.peers:
             self._reach(node)
         self._not_ready()
-        self._joining = self._loop.call_later(order.reload_s / self.clock.scale, self._join)
+        self._joining = self._loop.call_later(order.reload_s / self.clock.scale + TIMER_ROUND_S, self._join)
 
     def _join(self) -> None:
         """Serve, once every peer is reached: control is often back before them, and its requests would all fail."""
@@ -381,34 +386,37 @@ class Worker:
             return
         machine, now_s = self.machine, self.clock.now_s()
         outbox_bytes = landing_bytes = queued_tokens = waiting_grants = held_blocks = 0
+        cache_usage: float | None = None
         if isinstance(machine, PrefillInstance):
             queued_tokens, outbox_bytes = machine.queued_tokens, machine.outbox_used
-            held_blocks = machine.pool.referenced_blocks if machine.pool is not None else 0
+            if machine.pool is not None:
+                held_blocks = machine.pool.referenced_blocks
+                cache_usage = machine.pool.used_blocks / max(1, machine.pool.capacity_blocks)
         else:
             landing_bytes, waiting_grants = machine.landing_used, machine.waiting_grants
-        self._gateway.send(
-            Telemetry(
-                node=self.config.name,
-                t_s=now_s,
-                queued_requests=machine.queued_requests,
-                queued_tokens=queued_tokens,
-                running_requests=machine.running_requests(now_s),
-                outbox_bytes=outbox_bytes,
-                landing_bytes=landing_bytes,
-                waiting_grants=waiting_grants,
-                kv_sent_bytes=self.sender.sent_kv_bytes,
-                kv_landed_bytes=self.receiver.landed_kv_bytes,
-                wire_landed_bytes=dict(self.receiver.landed_bytes),
-                refused_frames=self.receiver.refused_frames,
-                late_p99_s=self.lateness.p99_s(),
-                late_max_s=self.lateness.max_s,
-                paths=tuple(self._in_model_units(path) for path in self.sender.paths()),
-                slowdown=machine.slowdown,
-                held_blocks=held_blocks,
-                open_transfers=self.sender.live_transfers + self.receiver.expected,
-                lost_connections=self.sender.lost_connections,
-            )
+        account = Telemetry(
+            node=self.config.name,
+            t_s=now_s,
+            queued_requests=machine.queued_requests,
+            queued_tokens=queued_tokens,
+            running_requests=machine.running_requests(now_s),
+            outbox_bytes=outbox_bytes,
+            landing_bytes=landing_bytes,
+            waiting_grants=waiting_grants,
+            kv_sent_bytes=self.sender.sent_kv_bytes,
+            kv_landed_bytes=self.receiver.landed_kv_bytes,
+            wire_landed_bytes=dict(self.receiver.landed_bytes),
+            refused_frames=self.receiver.refused_frames,
+            late_p99_s=self.lateness.p99_s(),
+            late_max_s=self.lateness.max_s,
+            paths=tuple(self._in_model_units(path) for path in self.sender.paths()),
+            slowdown=machine.slowdown,
+            held_blocks=held_blocks,
+            open_transfers=self.sender.live_transfers + self.receiver.expected,
+            lost_connections=self.sender.lost_connections,
         )
+        self._gateway.send(account)
+        self.metrics.told(account, self.role, cache_usage)
 
     def _in_model_units(self, path: PathSample) -> PathSample:
         """A wall-unit sample in model units: wall rate = model rate x b x a, wall delay = model delay / a."""

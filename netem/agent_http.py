@@ -3,6 +3,7 @@
     GET  /link      {"to_pd": {"asked", "base", "layers", "kept", "delay_by", "outage_kept", "applied", "counters"}, ..}
     PUT  /link      the base state: a partial one as in `netem.link.update`; answers as GET
     POST /layers    a layer over it (`netem.layers.LayerSpec`); lives as long as the connection
+    GET  /metrics   the same for Prometheus (`netem.metrics`)
     GET  /counters  {"to_pd": {"t_ns", "kv": {...}, "control": {...}, "direct_packets", "delay_line"}, ...}
 
 What the link does (`asked`) is the base state under the layers there are, see `netem.layers.effective`. POST /layers
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from netem.link import LinkError
+from netem.metrics import CONTENT_TYPE, exposition
 from netem.playing import play
 
 if TYPE_CHECKING:
@@ -63,6 +65,10 @@ def application(agent: Agent) -> web.Application:
     async def get_counters(_: web.Request) -> web.Response:
         return web.json_response(await agent.all_counters())
 
+    async def get_metrics(_: web.Request) -> web.Response:
+        text = exposition(agent.states, await agent.counters(), await agent.keeper.describe())
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
     @web.middleware
     async def refusals(request: web.Request, handler: Any) -> web.StreamResponse:
         try:
@@ -80,6 +86,7 @@ def application(agent: Agent) -> web.Application:
             web.put("/link", put_link),
             web.post("/layers", post_layers),
             web.get("/counters", get_counters),
+            web.get("/metrics", get_metrics),
         ]
     )
     return app

@@ -28,7 +28,9 @@ from testbed.scenario import Deployment, Scenario, ScenarioError
 from testbed.scheduler.api import PD, Role, Site
 
 FIRST_CONTROL_PORT = CONTROL_PORTS[0]  # the shaper knows the control class by them
+FIRST_METRICS_PORT = FIRST_CONTROL_PORT + 64  # of the control class too
 FIRST_DATA_PORT = FIRST_CONTROL_PORT + 128
+MOST_NODES = FIRST_METRICS_PORT - FIRST_CONTROL_PORT
 ASKED = ("rate_bps", "delay_s", "jitter_s", "loss", "per_flow_bps")  # of a LinkState, by a scenario
 SAMPLE_S = 0.25  # wall seconds between samples of the link's counters
 
@@ -92,6 +94,11 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
     check_link(scenario)
     secret = secrets.token_hex(16)
     nodes = instances(deployment)
+    if len(nodes) > MOST_NODES:
+        raise ScenarioError(
+            f"scenario {scenario.name}: deployment {deployment.name}: {len(nodes)} instances; this machine's wire has "
+            f"ports for {MOST_NODES}: take a smaller fleet, or prfaas simulate"
+        )
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
     first_flows = _first_flows(scenario, nodes)
     processes = [
@@ -111,6 +118,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
             host=ADDRESSES[site],
             control_port=ports[name][0],
             data_port=ports[name][1],
+            metrics_port=FIRST_METRICS_PORT + i,
             secret=secret,
             ready_file=str(state.ready_file(name)),
             peers=peers,
@@ -233,10 +241,19 @@ def _gateway(
         secret=secret,
         scenario=scenario.only(deployment.name).model_dump(mode="json"),
         nodes=[
-            Node(name, site, role, decode.decode_slots if site == "pd" else 0, ADDRESSES[site], ports[name][0])
-            for name, site, role in nodes
+            Node(
+                name,
+                site,
+                role,
+                decode.decode_slots if site == "pd" else 0,
+                ADDRESSES[site],
+                ports[name][0],
+                FIRST_METRICS_PORT + i,
+            )
+            for i, (name, site, role) in enumerate(nodes)
         ],
         loads_dir=str(state.root / "loads"),
+        agent_sock=str(state.agent_sock),
         import_path=[str(Path.cwd())],
     )
     return _process("gateway", "pd", "gateway", "testbed.gateway", config, stage=3, listens=True)

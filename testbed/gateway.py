@@ -42,6 +42,7 @@ from testbed.scenario import Scenario, ScenarioError
 from testbed.scheduler.api import Policy, Role
 from testbed.scheduler.baselines import Homogeneous
 from testbed.scheduler.model import ModelError
+from testbed.scrape import Scraper
 from testbed.session import BoundedCall, Session, Stream
 from testbed.told import KnownFuture, Told
 from traces.request import TraceError
@@ -64,6 +65,7 @@ class Node(msgspec.Struct, frozen=True):
     slots: int
     host: str
     control_port: int
+    metrics_port: int
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +78,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scenario: dict[str, Any]
     nodes: list[Node]
     loads_dir: str
+    agent_sock: str
     import_path: list[str]
 
 
@@ -95,6 +98,7 @@ class Gateway:
         self.stopped = asyncio.Event()
         self.lag = Lateness()
         self.metrics = Metrics()
+        self._scraper = Scraper({n.name: (n.host, n.metrics_port) for n in config.nodes}, Path(config.agent_sock))
         self._ask = BoundedCall(POLICY_LIMIT_S)
         self._fleet = [NodeSpec(n.name, n.site, n.role, n.slots) for n in config.nodes]  # type: ignore[arg-type]
         self._cost = cost_functions(self.scenario, self.deployment)
@@ -288,6 +292,8 @@ class Gateway:
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                web.get("/metrics/targets", self._scraper.get_targets),
+                web.get("/metrics/{name}", self._scraper.get_others),
                 web.get("/prfaas/status", self._status),
                 web.post("/prfaas/policy", self._set_policy),
                 web.post("/prfaas/nodes/{name}/hinder", self._hinder),
@@ -392,7 +398,8 @@ class Gateway:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         assert self.session is not None
-        return web.Response(body=self.metrics.render(self.session), headers={"Content-Type": self.metrics.content_type})
+        text = self.metrics.render(self.session, self.lag.p99_s())
+        return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
         session = self.session

@@ -78,12 +78,18 @@ class TestTheProcesses:
 
 class TestPortsAndPeers:
     def test_every_worker_has_ports_of_its_own_within_the_contracts_ranges(self, state: StateDir) -> None:
-        spec = spec_of(state, load("toy", ["deployments.0.fleet={n_prfaas: 30, n_p: 30, n_d: 64}"]))
+        spec = spec_of(state, load("toy", ["deployments.0.fleet={n_prfaas: 20, n_p: 14, n_d: 30}"]))
         workers = [config(spec, process.name) for process in spec.processes if process.name not in ("agent", "gateway")]
         control, data = [one["control_port"] for one in workers], [one["data_port"] for one in workers]
-        assert len(set(control)) == len(set(data)) == 124
-        assert all(7168 <= port <= 7295 for port in control)
+        scraped = [one["metrics_port"] for one in workers]
+        assert len(set(control)) == len(set(data)) == len(set(scraped)) == 64
+        assert all(7168 <= port <= 7231 for port in control)
+        assert all(7232 <= port <= 7295 for port in scraped)
         assert all(7296 <= port <= 7423 for port in data)
+
+    def test_a_fleet_with_more_workers_than_there_are_ports_is_refused(self, state: StateDir) -> None:
+        with pytest.raises(ScenarioError, match="65 instances; this machine's wire has ports for 64"):
+            spec_of(state, load("toy", ["deployments.0.fleet={n_prfaas: 20, n_p: 15, n_d: 30}"]))
 
     def test_workers_listen_at_their_sites_address(self, state: StateDir) -> None:
         spec = spec_of(state)

@@ -162,12 +162,15 @@ class Loopback:
     def _move_to_loopback(self) -> None:
         ports = {config["control_port"]: free_port() for config in self._workers()}
         data = {config["data_port"]: free_port() for config in self._workers()}
+        scraped = {config["metrics_port"]: free_port() for config in self._workers()}
         for config in self._workers():
+            config["metrics_port"] = scraped[config["metrics_port"]]
             for one in (config, *config["peers"].values()):
                 one["host"] = "127.0.0.1"
                 one["control_port"], one["data_port"] = ports[one["control_port"]], data[one["data_port"]]
         for node in self._configs["gateway"]["nodes"]:
             node["host"], node["control_port"] = "127.0.0.1", ports[node["control_port"]]
+            node["metrics_port"] = scraped[node["metrics_port"]]
 
     def _workers(self) -> list[dict[str, Any]]:
         return [config for name, config in self._configs.items() if name != "gateway"]

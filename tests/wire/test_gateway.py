@@ -278,6 +278,22 @@ class TestHttp:
         assert 'prfaas_nodes_up{role="prefill",site="prfaas"} 2.0' in metrics
         assert "prfaas_threshold_tokens 8192.0" in metrics
 
+    def test_everybodys_metrics_go_through_the_gateway(self, fleet: Loopback) -> None:
+        """But the agent's: there is none on the loopback."""
+        targets = fleet.call("GET", "/metrics/targets")[2]
+        paths = {one["labels"]["process"]: one["labels"]["__metrics_path__"] for one in targets}
+        assert paths.pop("gateway") == "/metrics"
+        assert paths.pop("agent") == "/metrics/agent"
+        assert "prfaas-0" in paths
+        for name, path in paths.items():
+            status, _, text = fleet.call("GET", path)
+            assert status == 200
+            assert f'prfaas_timer_late_p99_wall_seconds{{node="{name}"' in text
+        assert fleet.call("GET", "/metrics/nobody")[0] == 404
+        status, _, body = fleet.call("GET", "/metrics/agent")
+        assert status == 502
+        assert "agent does not answer" in body["error"]["message"]
+
 
 class TestAClientThatLeaves:
     def test_while_tokens_come(self, fleet: Loopback) -> None:

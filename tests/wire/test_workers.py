@@ -74,6 +74,7 @@ class Fleet:
             host="127.0.0.1",
             control_port=self.ports[name][0],
             data_port=self.ports[name][1],
+            metrics_port=free_port(),
             secret=self.secret,
             ready_file=str(self._folder / f"{name}.ready"),
             profile="h20-1t",

@@ -1,0 +1,64 @@
+"""The metrics of everybody behind the gateway, through the gateway: one address is enough to scrape a whole testbed.
+
+Workers answer on their site's address and the agent on its Unix socket, neither of which the host reaches; the gateway
+reaches both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from testbed.json_http import json_response
+from testbed.openai_api import ApiError
+
+AGENT: Final = "agent"
+TIMEOUT_S: Final = 5.0
+MOST_BYTES: Final = 1 << 20
+
+
+class Scraper:
+    """workers: name -> (host, metrics port). agent_sock: the agent's socket."""
+
+    def __init__(self, workers: Mapping[str, tuple[str, int]], agent_sock: Path) -> None:
+        self._workers, self._agent_sock = workers, agent_sock
+
+    def targets(self, request: web.Request) -> list[dict[str, Any]]:
+        """What Prometheus' http_sd takes: each process by its path at the address that was asked."""
+        paths = {"gateway": "/metrics", **{name: f"/metrics/{name}" for name in (AGENT, *self._workers)}}
+        return [
+            {"targets": [request.host], "labels": {"__metrics_path__": path, "process": name}}
+            for name, path in paths.items()
+        ]
+
+    async def get_targets(self, request: web.Request) -> web.Response:
+        """GET /metrics/targets"""
+        return json_response(self.targets(request))
+
+    async def get_others(self, request: web.Request) -> web.Response:
+        """GET /metrics/{name}"""
+        name = request.match_info["name"]
+        if name == AGENT:
+            connector: aiohttp.BaseConnector = aiohttp.UnixConnector(str(self._agent_sock))
+            url = "http://agent/metrics"
+        elif name in self._workers:
+            connector = aiohttp.TCPConnector()
+            host, port = self._workers[name]
+            url = f"http://{host}:{port}/metrics"
+        else:
+            known = ", ".join([AGENT, *self._workers])
+            raise ApiError(404, f"/metrics/{name}: no such process; there are {known}", code="not_found")
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        try:
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http, http.get(url) as answer:
+                body = await answer.content.read(MOST_BYTES)
+                kind = answer.headers.get("Content-Type", "text/plain")
+                status = answer.status
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            told = f"{name} does not answer ({error or type(error).__name__}); see `prfaas status`"
+            raise ApiError(502, told, code="bad_gateway") from None
+        return web.Response(body=body, status=status, headers={"Content-Type": kind})
