@@ -104,7 +104,7 @@ class Crossing:
     """Both sites' processes, as a load holds them."""
 
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
-        self._lines = {}
+        self._lines: dict[str, Any] = {}
         for site, sends in (("prfaas", "to_pd"), ("pd", "to_prfaas")):
             (other,) = set(ADDRESSES) - {site}
             config = {
@@ -130,7 +130,9 @@ class Crossing:
         stream = self._lines[site]
         stream.write(json.dumps(line) + "\n")
         stream.flush()
-        while answer not in (got := json.loads(stream.readline())):
+        got: dict[str, Any] = {}
+        while answer not in got:
+            got = json.loads(stream.readline())
             assert "error" not in got, got
         return got
 
