@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 KINDS = ("rtt", "loss", "far")
-MATRIX = ["link", "verify", "--matrix", "--quick", "--in-uml", "--json", "--seconds", "2", "--cells", ",".join(KINDS)]
+MATRIX = ["link", "verify", "--matrix", "--quick", "--in-uml", "--json", "--seconds", "1", "--cells", ",".join(KINDS)]
 
 
 @pytest.fixture(scope="module")
