@@ -7,13 +7,24 @@ begin anew with each load.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from socketserver import TCPServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from emulator.messages import Telemetry
+
+
+class _Server(ThreadingHTTPServer):
+    """http.server's own asks the resolver for its name, and in a site nobody answers: ten seconds of every start."""
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
 
 class WorkerMetrics(Collector):
@@ -31,7 +42,8 @@ class WorkerMetrics(Collector):
 
     def serve(self, host: str, port: int) -> None:
         """Answer GET /metrics on host:port until the process ends. Raises OSError for a port that cannot be had."""
-        start_http_server(port, host, self.registry)
+        server = _Server((host, port), MetricsHandler.factory(self.registry))
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
     def collect(self) -> Iterator[Metric]:
         if self._latest is None:
