@@ -25,7 +25,7 @@ EXPERIMENT = """
 name: medley
 description: One fault of every kind that acts on a process, on the link or on the load.
 scenario: chaos
-set: [workload.duration_s=150, workload.warmup_s=10, workload.rate_rps=1]
+set: [workload.duration_s=150, workload.warmup_s=0]
 clocks: [wire]
 hypothesis:
   before: {errors: 1}
