@@ -55,10 +55,14 @@ class Scraper:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http, http.get(url) as answer:
-                body = await answer.content.read(MOST_BYTES)
+                body = bytearray()
+                async for part in answer.content.iter_any():
+                    body += part
+                    if len(body) > MOST_BYTES:
+                        raise ApiError(502, f"{name} answers more than {MOST_BYTES} bytes", code="bad_gateway")
                 kind = answer.headers.get("Content-Type", "text/plain")
                 status = answer.status
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             told = f"{name} does not answer ({error or type(error).__name__}); see `prfaas status`"
             raise ApiError(502, told, code="bad_gateway") from None
-        return web.Response(body=body, status=status, headers={"Content-Type": kind})
+        return web.Response(body=bytes(body), status=status, headers={"Content-Type": kind})
