@@ -43,7 +43,9 @@ class _Link(Collector):
         outage = _gauge("prfaas_link_outage", "1 while nothing is to arrive.")
         backlog = _gauge("prfaas_link_backlog_bytes", "What waits in the class.", "class")
         sent = _counter("prfaas_link_sent_bytes", "What left the class, headers included.", "class")
-        drops = _counter("prfaas_link_drops", "Packets the class had no room for.", "class")
+        drops = _counter(
+            "prfaas_link_drops", "Packets the class had no room for; where netem loses, those too.", "class"
+        )
         unshaped = _counter("prfaas_link_unshaped_packets", "Packets that no class shaped: the run is invalid.")
         for way, state in self._states.items():
             rate.add_metric([way], state.rate_bps)
@@ -63,13 +65,17 @@ class _Link(Collector):
         lost = _counter("prfaas_delay_line_lost_packets", "Packets lost on purpose.")
         overflowed = _counter("prfaas_delay_line_overflowed_packets", "Packets the delay line had no room for.")
         deaths = _counter("prfaas_delay_line_deaths", "Times the delay line died: an outage.")
+        down = _gauge("prfaas_delay_line_down", "1 while the delay line is dead: nothing passes.")
         for way, line in self._lines.items():
-            if line:
+            if not line:
+                continue
+            down.add_metric([way], float(line["down"]))
+            deaths.add_metric([way], line["deaths"])
+            if not line["down"]:  # a dead one tells nothing of itself
                 late.add_metric([way], line["late_p99_s"])
                 lost.add_metric([way], line["lost"])
                 overflowed.add_metric([way], line["overflowed"])
-                deaths.add_metric([way], line["deaths"])
-        return [late, lost, overflowed, deaths]
+        return [late, lost, overflowed, deaths, down]
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
