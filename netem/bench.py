@@ -54,13 +54,12 @@ class Bench:
         """A layer with these steps over the link, as POST /layers; yields the rows of those applied as they come, and
         takes the layer away at the end."""
         rows: list[dict[str, Any]] = []
-        connection = self._connect()
-        stream = connection.sock
         body = {"name": "schedule", "t0_ns": t0_ns, "steps": list(steps), "token_bucket": None}
-        connection.request("POST", "/layers", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise _refused(json.loads(response.read()))
+        with self._asking() as connection:
+            connection.request("POST", "/layers", json.dumps(body), {"Content-Type": "application/json"})
+            stream, response = connection.sock, connection.getresponse()
+            if response.status != http.client.OK:
+                raise _refused(json.loads(response.read()))
         stream.settimeout(None)
 
         def read() -> None:
@@ -77,25 +76,30 @@ class Bench:
             connection.close()
 
     def _request(self, method: str, path: str, body: object = None) -> Any:
-        connection = self._connect()
-        try:
+        with self._asking() as connection:
             connection.request(method, path, None if body is None else json.dumps(body))
             response = connection.getresponse()
             answer = json.loads(response.read())
-        except (OSError, http.client.HTTPException) as gone:
-            raise LinkError(f"the bench's agent does not answer ({gone!r}); run it again") from gone
-        finally:
-            connection.close()
+        connection.close()
         if response.status != http.client.OK:
             raise _refused(answer)
         return answer
 
-    def _connect(self) -> http.client.HTTPConnection:
+    @contextmanager
+    def _asking(self) -> Iterator[http.client.HTTPConnection]:
+        """A connection to the agent, closed if anything is raised; an agent that is gone is a LinkError."""
         connection = http.client.HTTPConnection("agent")
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(_ANSWER_S)
-        connection.sock.connect(self._socket)
-        return connection
+        try:
+            connection.sock.connect(self._socket)
+            yield connection
+        except (OSError, http.client.HTTPException) as gone:
+            connection.close()
+            raise LinkError(f"the bench's agent does not answer ({gone!r}); run it again") from gone
+        except BaseException:
+            connection.close()
+            raise
 
 
 def _refused(answer: Any) -> LinkError:

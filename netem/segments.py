@@ -25,10 +25,13 @@ def send_single(ip: IPRoute, index: int) -> None:
 
 
 def are_single(interfaces: Iterable[str]) -> bool:
-    """Whether whatever reaches these interfaces of the WAN from their sites comes in single packets."""
+    """Whether whatever reaches these interfaces of the WAN from their sites comes in single packets. Raises LinkError
+    where there is no such interface."""
     with IPRoute() as ip:
         for name in interfaces:
-            link = next(iter(ip.get_links(ip.link_lookup(ifname=name)[0])))
+            if not (found := ip.link_lookup(ifname=name)):
+                raise LinkError(f"interface {name}: not in this network namespace; run the agent in the WAN's")
+            link = next(iter(ip.get_links(found[0])))
             peer = {"index": link.get_attr("IFLA_LINK"), "if_netnsid": link.get_attr("IFLA_LINK_NETNSID")}
             segments = next(iter(ip.link("get", **peer))).get_attr("IFLA_GSO_MAX_SEGS")
             if segments != SINGLE:

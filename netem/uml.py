@@ -88,12 +88,15 @@ def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> No
         guest = subprocess.Popen(
             ["linux", *machine], stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment(_WORK)
         )
-        heard_s, halted = time.monotonic(), False
+        heard_s, halted, line = time.monotonic(), False, ""
         while not halted:
             halted = guest.poll() is not None  # before the last look
-            while line := out.readline():
+            while piece := out.readline():
+                line += piece
+                if not line.endswith("\n"):
+                    break  # the guest's files are written page by page: the rest is yet to come
                 say({**json.loads(line), "host_ns": time.monotonic_ns()})
-                heard_s = time.monotonic()
+                heard_s, line = time.monotonic(), ""
             if time.monotonic() - heard_s > SILENCE_S:
                 guest.kill()
                 raise LinkError(f"User-Mode Linux said nothing for {SILENCE_S:g} s: {_last('console')}")
