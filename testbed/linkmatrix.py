@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -47,17 +48,19 @@ def matrix(
         if lacking := missing():
             raise LinkError(f"--in-uml: {lacking}")
         machines[UML] = (_for_uml(settings), MOST_IN_UML_BPS)
-    results = {}
+    cells_of = {}
     for machine, (its_settings, most_bps) in machines.items():
         cells = of_kinds(list(choose(its_settings, most_bps)), kinds)
         if machine == UML:  # jitter is the delay line's, which that kernel does not have
             cells = [cell for cell in cells if cell.kind != "jitter"]
         cells = [cell for cell in cells if only is None or only in cell.name]
         if not cells:
-            raise LinkError(
-                f"--only {only!r}: no cell has that in its name; without it, their names are told on stderr"
-            )
-        results[machine] = _of_machine(machine, cells, say)
+            asked = {"--cells": ",".join(kinds or ()), "--only": only, "--quick": "of each kind" if short else None}
+            told = ", ".join(f"{option} {value}" for option, value in asked.items() if value)
+            why = "; jitter is not measured there" if machine == UML and "jitter" in (kinds or ()) else ""
+            raise LinkError(f"{told}: leaves no cell {machine}{why}; leave an option out: names are told on stderr")
+        cells_of[machine] = cells
+    results = {machine: _of_machine(machine, cells, say) for machine, cells in cells_of.items()}
     agreement = agree(results[NATIVE]["cells"], results[UML]["cells"]) if in_uml else []
     return {**judged(results, agreement), "machines": results, "agreement": agreement}
 
@@ -114,7 +117,8 @@ def _lines(module: str, plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             for line in process.stdout:
                 yield json.loads(line)
-            process.wait(END_S)
+            with suppress(subprocess.TimeoutExpired):  # then it is ended, and that is an error
+                process.wait(END_S)
         finally:
             process.stdin.close()
             try:

@@ -104,9 +104,9 @@ def link_verify(
     ] = None,
     only: Annotated[str | None, typer.Option("--only", metavar="TEXT", help="Cells with this in their name.")] = None,
     schedule_s: Annotated[
-        float, typer.Option("--schedule-s", min=3, max=600, help="Wall seconds of the matrix's schedule.")
-    ] = 60.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the matrix's schedule.")] = 1,
+        float | None, typer.Option("--schedule-s", min=3, max=600, help="Wall seconds of the matrix's schedule: 60.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the matrix's schedule: 1.")] = None,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Of the matrix: write it as Markdown too.")
     ] = None,
@@ -115,8 +115,9 @@ def link_verify(
     """Measure what the link really carries, both ways, against what was asked. Exit code 3 when it is not that; of the
     matrix 1, and 3 when this machine was too busy to say."""
     if not matrix:
-        given = {"--quick": quick, "--in-uml": in_uml, "--cells": cells, "--only": only, "--page": page}
-        if wrong := [name for name, value in given.items() if value]:
+        given: dict[str, object] = {"--quick": quick or None, "--in-uml": in_uml or None, "--cells": cells}
+        given |= {"--only": only, "--page": page, "--schedule-s": schedule_s, "--seed": seed}
+        if wrong := [name for name, value in given.items() if value is not None]:
             raise typer.BadParameter(f"{', '.join(wrong)}: of the matrix; give --matrix too")
         _verify_running(2.0 if seconds is None else seconds, connections, json)
         return
@@ -129,7 +130,8 @@ def link_verify(
     kinds = None if cells is None else [kind.strip() for kind in cells.split(",")]
     if kinds is not None and not set(kinds) <= set(KINDS):
         raise typer.BadParameter(f"{cells!r}: use some of {', '.join(KINDS)}", param_hint="--cells")
-    settings = Settings(seconds=4.0 if seconds is None else seconds, schedule_s=schedule_s, seed=seed)
+    asked: dict[str, Any] = {"seconds": seconds, "schedule_s": schedule_s, "seed": seed}
+    settings = Settings(**{name: value for name, value in asked.items() if value is not None})
     if page is not None and not page.parent.is_dir():
         raise typer.BadParameter(f"{page}: there is no folder {page.parent}; make it", param_hint="--page")
     result = measured(settings, kinds=kinds, short=quick, in_uml=in_uml, only=only, say=say)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from netem.cells import Cell, Found, asked_of
+from netem.cells import Cell, Found, Settings, asked_of
+from netem.link import LinkError
+from testbed import linkmatrix
 from testbed.cli import app
-from testbed.linkmatrix import agree, clock_error, judged
+from testbed.linkmatrix import agree, clock_error, judged, matrix
 from testbed.show_matrix import COLUMNS, markdown, row, tables
 
 GOODPUT = Cell("goodput", 100e6, "to_pd", seconds=4)
@@ -119,6 +121,8 @@ def test_the_page_has_a_row_a_cell_and_says_how_it_was_made() -> None:
     ("arguments", "said"),
     [
         (["--quick"], "give --matrix too"),
+        (["--seed", "0"], "give --matrix too"),
+        (["--schedule-s", "60"], "give --matrix too"),
         (["--matrix", "--cells", "rtt,speed"], "use some of goodput, rtt"),
         (["--matrix", "--connections", "2"], "leave it out"),
     ],
@@ -127,3 +131,19 @@ def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -
     answer = CliRunner().invoke(app, ["link", "verify", *arguments])
     assert answer.exit_code == 2
     assert said in " ".join(answer.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "only", "said"),
+    [
+        (["rtt"], "90 ms", "--cells rtt, --only 90 ms: leaves no cell native"),
+        (["jitter"], None, "--cells jitter: leaves no cell uml; jitter is not measured there"),
+    ],
+)
+def test_what_leaves_no_cell_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[str], only: str | None, said: str
+) -> None:
+    monkeypatch.setattr(linkmatrix, "missing", lambda: None)
+    monkeypatch.setattr(linkmatrix, "_of_machine", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(LinkError, match=said):
+        matrix(Settings(), kinds=kinds, short=False, in_uml=True, say=print, only=only)
