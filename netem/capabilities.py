@@ -1,8 +1,7 @@
 """What this kernel and account can do of a link, and by which mechanism: really tried, in a throw-away namespace.
 
 `probe(prefix)` runs `python -m netem.capabilities` behind a prefix that gives it its own namespaces, and `judge` says
-what follows. Delay, jitter and loss are the delay line's (NFQUEUE) on every kernel; sch_netem is looked for and
-reported, and used by nothing yet.
+what follows. Which mechanism then has delay, jitter and loss is `netem.backend`'s choice.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ STEP_S: Final = 0.05
 SETTLED_S: Final = 1.0
 _TRIPS = 120  # a measurement lasts that many round trips longer, for slow start and what it lost
 _SUPER_PACKET_BYTES = 65_536
-_HEADERS = 1 / expected_goodput_bps(1.0)  # bits on the wire for one of payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ class Found:
     `trains`: by direction sent, lost, overtaken, and overflowed in a busy receiver.
     `drops`: of the shaper's queues and the delay's mechanism, `congestion_drops` of the KV queue under TCP, which is
     how TCP finds the rate. `direct_packets`: unshaped. `step_s`: until goodput was the new one, up and down.
-    `survived`: that the one connection did. `late_step_s`: how late the latest step of a schedule was.
+    `late_step_s`: how late the latest step of a schedule was. `failure`: why there is nothing else.
     """
 
     goodput_bps: float | None = None

@@ -154,4 +154,3 @@ class Metrics:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
-
