@@ -200,6 +200,7 @@ class _Site:
         with contextlib.suppress(OSError):  # the process is gone already
             self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(TIMEOUT_S)
+        self._lines.close()  # it, too, holds the descriptor
         self._sock.close()
 
     def _say(self, line: dict[str, Any], answer: str) -> dict[str, Any]:

@@ -490,8 +490,10 @@ class Gateway:
         for field in ("slowdown", "held_bytes"):
             check_finite(body.get(field), field)
         slowdown, held_bytes = body.get("slowdown", 1.0), body.get("held_bytes", 0)
-        if slowdown < 1 or held_bytes < 0 or held_bytes != int(held_bytes):
-            raise ApiError(400, "slowdown: at least 1; held_bytes: a whole number, at least 0", "slowdown")
+        if slowdown < 1:
+            raise ApiError(400, f"slowdown = {slowdown!r}: must be at least 1", "slowdown")
+        if held_bytes < 0 or held_bytes != int(held_bytes):
+            raise ApiError(400, f"held_bytes = {held_bytes!r}: must be a whole number, at least 0", "held_bytes")
         if name not in self.links:
             raise ApiError(404, f"no node {name!r}; there are {', '.join(self.links)}", code="not_found")
         if not self.links[name].send(Hinder(float(slowdown), int(held_bytes))):
