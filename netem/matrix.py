@@ -91,6 +91,9 @@ def _with_counters(cell: Cell, found: Found, before: Any, after: Any, by_netem: 
     def grown(read: Callable[[Any], int]) -> int:
         return sum(read(after[way]) - read(before[way]) for way in DIRECTIONS)
 
+    lines = [(before[way]["delay_line"] or {}, after[way]["delay_line"] or {}) for way in DIRECTIONS]
+    if any(was.get("down") or now.get("down") or now.get("deaths", 0) > was.get("deaths", 0) for was, now in lines):
+        return replace(found, failure="the delay line died: the link was down until it served again")
     queue = grown(lambda one: one["kv"]["drops"] + one["control"]["drops"])
     of_line = grown(lambda one: one["delay_line"]["overflowed"] if one["delay_line"] else 0)
     congested = cell.kind not in ("rtt", "jitter", "loss")  # TCP finds the rate by filling the queue

@@ -1,0 +1,37 @@
+"""What the counters of both directions make of a cell; measured on a real link: tests/wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from netem.cells import Cell, Found, judge
+from netem.matrix import _with_counters
+
+RTT = Cell("rtt", 100e6, delay_s=0.015)
+LINE = {"down": False, "deaths": 1, "overflowed": 0}
+DEAD = {"down": True, "deaths": 2, "outage_s": 0.0}
+"""All that the agent tells of a line that does not answer."""
+
+
+def counted(line: dict[str, Any] | None, drops: int = 0) -> dict[str, Any]:
+    one = {"drops": drops}
+    return {way: {"kv": one, "control": one, "direct_packets": 0, "delay_line": line} for way in ("to_pd", "to_prfaas")}
+
+
+def test_what_a_delay_line_had_no_room_for_was_not_to_be_lost() -> None:
+    found = _with_counters(RTT, Found(), counted(LINE), counted({**LINE, "overflowed": 2}, drops=1), by_netem=False)
+    assert (found.drops, found.failure) == (8, None)
+
+
+def test_a_link_without_a_delay_line_has_none_to_die() -> None:
+    assert _with_counters(RTT, Found(), counted(None), counted(None), by_netem=True).failure is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(LINE, DEAD), (LINE, {**LINE, "deaths": 2}), (DEAD, {**LINE, "deaths": 2})]
+)
+def test_a_cell_in_which_the_delay_line_died_does_not_hold(before: dict[str, Any], after: dict[str, Any]) -> None:
+    found = _with_counters(RTT, Found(rtt_p50_s=0.03), counted(before), counted(after), by_netem=False)
+    assert "the delay line died" in judge(RTT, found)[0]
