@@ -195,11 +195,13 @@ class _Site:
         return self._say({what: True}, answer)
 
     def close(self) -> None:
+        """End the traffic. The process closes its end when nothing is sent any more, and serves the next load."""
+        for how in (socket.SHUT_WR, socket.SHUT_RDWR):
+            with contextlib.suppress(OSError):  # the process is gone already
+                self._sock.shutdown(how)
+            self._thread.join(TIMEOUT_S)
         with self._turn:
             self._ended = True
-        with contextlib.suppress(OSError):  # the process is gone already
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(TIMEOUT_S)
         self._lines.close()  # it, too, holds the descriptor
         self._sock.close()
 

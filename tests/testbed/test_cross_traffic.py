@@ -219,8 +219,7 @@ class TestALoad:
     def test_that_is_gone_takes_its_traffic_with_it_and_the_next_one_is_served(self, state: StateDir) -> None:
         gone = Crossing(toy(DATAGRAMS), state, time.monotonic_ns())
         gone.__enter__()
-        gone._close()  # as when its process is killed: nobody says stop
-        time.sleep(0.2)
+        gone._close()  # nobody says stop, as when its process is killed
         crossing = held(toy("{direction: to_pd, kind: constant, rate_bps: 1gbps, start_s: 1000}"), state, 0.2)
         assert crossing.faults == []
         assert crossing.wire_bytes == {"to_pd": 0, "to_prfaas": 0}
