@@ -29,7 +29,9 @@ RTT_FIGURES: Final = ("min", "p50", "p99", "jitter")
 SLOW_START_TRIPS: Final = 120
 """Of a round trip; a measurement lasts that much longer, and leaves out its first third."""
 TRAIN_PACKETS: Final = 5000
-"""Of a measurement, at 5000 a second: 4 Mbit/s."""
+"""Of a measurement, at as many a second: 4 Mbit/s, or half of what a slower link carries."""
+TRAIN_BYTES: Final = 106
+"""Of a packet of the train, on the wire."""
 TOLERANCE: Final = 0.05
 """Measured goodput this far from the expected one, relatively, and the link is not what was asked for."""
 
@@ -110,6 +112,8 @@ async def _verify(scenario: Scenario, state: StateDir, seconds: float, connectio
                 str(connections),
                 "--packets",
                 str(TRAIN_PACKETS),
+                "--packets-per-s",
+                str(_packets_per_s(asked_of[direction])),
                 "--json",
                 *(["--reverse"] if direction == "to_prfaas" else []),
             ]
@@ -168,6 +172,12 @@ def _attainable(asked: Mapping[str, Any], connections: int) -> tuple[float, floa
         return rate_bps, bound_bits
     told_apart = min(connections, len(PROBE_FLOWS))
     return min(rate_bps, told_apart * cap_bps), min(bound_bits, told_apart * first_second_bound_bits(cap_bps))
+
+
+def _packets_per_s(asked: Mapping[str, Any]) -> float:
+    """Of the train, so that it fits the link (and the cap a flow, which all datagrams share)."""
+    rate_bps = min(asked["rate_bps"], asked["per_flow_bps"] or asked["rate_bps"])
+    return float(min(TRAIN_PACKETS, rate_bps / 2 / (8 * TRAIN_BYTES)))
 
 
 async def _measured(

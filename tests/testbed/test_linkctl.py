@@ -168,3 +168,11 @@ def test_a_runs_report_says_when_the_link_was_another() -> None:
 
 def test_a_run_without_a_measured_link_shows_none() -> None:
     assert verified_lines({"measured": None}) == []
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "per_flow_bps", "mbps"), [(100e6, None, 4.24), (2e6, None, 1.0), (100e6, 3e6, 1.5), (1e6, 5e6, 0.5)]
+)
+def test_the_train_fits_a_slow_link(rate_bps: float, per_flow_bps: float | None, mbps: float) -> None:
+    packets_per_s = linkctl._packets_per_s({"rate_bps": rate_bps, "per_flow_bps": per_flow_bps})
+    assert packets_per_s * 106 * 8 / 1e6 == pytest.approx(mbps)
