@@ -232,7 +232,7 @@ class Agent:
         self.layers.append(layer)
         try:
             if spec.stalls:
-                await self.keeper.prepare()
+                await asyncio.shield(self.keeper.prepare())  # not to be left half started: the next one finds it
         except BaseException:
             self.layers.remove(layer)
             raise
@@ -266,7 +266,7 @@ class Agent:
                     await self._change(effective(self.base, [one.says for one in self.layers]), layer.spec.name)
                     self.layers.remove(layer)
                     return
-            except LinkError as refused:
+            except (LinkError, NetlinkError, OSError) as refused:
                 _log.error("layer %s: the link is not yet what remains without it: %s", layer.spec.name, refused)
             await asyncio.sleep(RETRY_S)
 

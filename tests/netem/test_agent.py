@@ -25,16 +25,17 @@ from netem.tc import Applied, ClassCounters, Counters
 
 
 class FakeShaper:
-    """Takes states as a kernel would; `broken` makes it refuse."""
+    """Takes states as a kernel would; `broken` makes it refuse, by `refusal`."""
 
     def __init__(self) -> None:
         self.states: list[LinkState] = []
         self.netem_delays = False
         self.broken = False
+        self.refusal: Exception = LinkError("interface w-pd: the kernel kept another state than asked")
 
     async def apply(self, state: LinkState, *, netem_delays: bool = True) -> Applied:
         if self.broken:
-            raise LinkError("interface w-pd: the kernel kept another state than asked")
+            raise self.refusal
         changed = not self.states or self.states[-1] != state
         self.states.append(state)
         self.netem_delays = netem_delays

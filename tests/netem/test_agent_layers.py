@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.agent import Agent
 from netem.link import LinkError, LinkState
@@ -147,11 +148,12 @@ async def test_a_step_that_the_kernel_refuses_is_told_and_the_next_one_comes(cli
     assert [row["state"]["rate_bps"] for row in await rows(response, 2)] == [2e6, 2e6]
 
 
-async def test_the_link_is_restored_once_the_kernel_takes_it(client: Client, agent: Agent) -> None:
+@pytest.mark.parametrize("refusal", [LinkError("not that"), NetlinkError(16), OSError(24, "Too many open files")])
+async def test_the_link_is_restored_once_the_kernel_takes_it(client: Client, agent: Agent, refusal: Exception) -> None:
     response = await client.post("/layers", json=body((0.0, {"rate_bps": 1e7})))
     await rows(response, 2)
     broken: Any = agent.shapers["to_pd"]
-    broken.broken = True
+    broken.broken, broken.refusal = True, refusal
     response.close()
     await asyncio.sleep(0.1)
     assert (await (await client.get("/link")).json())["to_pd"]["layers"] == ["dip"]
