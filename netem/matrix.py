@@ -168,7 +168,7 @@ def _schedule(bench: Bench, cell: Cell) -> Found:
         lasts_s = _LEAD_S + cell.seconds + _LEAD_S
         sent = bench.call(probe.traffic, lasts_s, cell.connections, cell.direction == DIRECTIONS[1])
     start_ns, end_ns = (t0_ns + round(at_s * 1e9) for at_s in (SETTLED_S, cell.seconds))
-    if min(one[-1][0] for one in sent.timelines) < end_ns:
+    if min(one[-1][0] if one else 0 for one in sent.timelines) < end_ns:
         return Found(failure="the connection did not survive the schedule")
     span_s = cell.seconds - SETTLED_S
     rate_bps = delivered(sent.timelines, start_ns, end_ns) * 8 / span_s

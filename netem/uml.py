@@ -60,12 +60,14 @@ def missing() -> str | None:
 
 def environment(work: Path) -> dict[str, str]:
     """The environment in which to start `linux`. `work`: an empty directory of the caller's, for its memory, its
-    sockets, and what this CPU's registers need."""
+    sockets, and what this CPU's registers need. Raises LinkError where that cannot be built."""
     home = {"HOME": str(work), "TMPDIR": str(work)}
     if _large_state():
         library = work / "xstate.so"
         source = Path(__file__).with_name("uml_xstate.c")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        built = subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], capture_output=True, text=True)
+        if built.returncode != 0:
+            raise LinkError(f"{source}: cannot be built ({built.stderr.strip()}); install gcc and libc6-dev")
         home["LD_PRELOAD"] = str(library)
     return {**os.environ, **home}
 

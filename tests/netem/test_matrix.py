@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from netem.cells import Cell, Found, judge
-from netem.matrix import _with_counters
+from netem.matrix import _schedule, _with_counters
+from netem.probe import Traffic
 
 RTT = Cell("rtt", 100e6, delay_s=0.015)
 LINE = {"down": False, "deaths": 1, "overflowed": 0}
@@ -35,3 +37,13 @@ def test_a_link_without_a_delay_line_has_none_to_die() -> None:
 def test_a_cell_in_which_the_delay_line_died_does_not_hold(before: dict[str, Any], after: dict[str, Any]) -> None:
     found = _with_counters(RTT, Found(rtt_p50_s=0.03), counted(before), counted(after), by_netem=False)
     assert "the delay line died" in judge(RTT, found)[0]
+
+
+def test_a_schedule_whose_connection_got_nothing_is_told() -> None:
+    class Silent:
+        playing = staticmethod(lambda t0_ns, steps: nullcontext([]))
+        call = staticmethod(lambda *_: Traffic("cubic", 0, [[]]))
+
+    bench: Any = Silent()
+    found = _schedule(bench, Cell("schedule", 200e6, "to_pd", seconds=3.0))
+    assert found.failure == "the connection did not survive the schedule"
