@@ -70,7 +70,7 @@ def test_the_link_is_full_and_no_more_than_full(measured: dict[str, Any]) -> Non
 
 
 def test_datagrams_take_some_of_their_rate_and_tcp_the_rest(measured: dict[str, Any]) -> None:
-    """A full queue refuses datagrams too: of 40 % of the link they get 25 to 40 %, and beyond it TCP keeps a part."""
+    """A full queue refuses datagrams too: of 40 % of the link they get a part, and beyond it TCP keeps a part."""
     assert all(0.15 <= tried[-1] <= 0.42 for tried in shares(measured, "datagrams"))
     assert all(sum(tried[:2]) >= 0.08 for tried in shares(measured, "too many datagrams"))
     assert all(tried[-1] <= 1.05 for tried in shares(measured, "too many datagrams"))
