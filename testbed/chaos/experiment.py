@@ -21,7 +21,7 @@ from testbed.link_schedule import bucket_of
 from testbed.scenario import Scenario, ScenarioError
 from testbed.scenario_data import did_you_mean, read
 from testbed.scenario_errors import explain
-from testbed.scenario_workload import Count, Name, Number, Part, Positive
+from testbed.scenario_workload import Count, Name, Part, Positive
 
 SHIPPED = resources.files("testbed") / "chaos" / "suite"
 Clock = Literal["virtual", "wire"]
