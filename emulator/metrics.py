@@ -51,6 +51,7 @@ class WorkerMetrics(Collector):
         account, role, cache_usage = self._latest
         yield _info("prfaas_node", "Who this is, and the role it serves.", {**self._node, "role": role})
         for name, what, value in (
+            ("prfaas_account_time_seconds", "When all of this was so, model time of the load.", account.t_s),
             ("vllm:num_requests_running", "Requests that compute, or hold a decode slot.", account.running_requests),
             ("vllm:num_requests_waiting", "Requests that wait here.", account.queued_requests),
             ("prfaas_queued_tokens", "Tokens that wait to be prefilled.", account.queued_tokens),

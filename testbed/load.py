@@ -184,6 +184,7 @@ def run_load(
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
         broken = []
         with (
+            _given_up(testbed, load),
             _terminable(),
             LinkSteps(scenario, testbed.state, load["t0_ns"]) as link_steps,
             Crossing(scenario, testbed.state, load["t0_ns"]) as crossing,
@@ -406,6 +407,17 @@ def _read_progress(path: Path) -> dict[str, Any]:
         return found
     except (OSError, orjson.JSONDecodeError):
         return {}
+
+
+@contextlib.contextmanager
+def _given_up(testbed: Testbed, load: dict[str, Any]) -> Iterator[None]:
+    """A load that cannot be (its link refuses a step) is ended at the gateway too: the next one may begin."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(TestbedError):
+            testbed.call("POST", f"/prfaas/loads/{load['id']}/end")
+        raise
 
 
 @contextlib.contextmanager
