@@ -352,8 +352,16 @@ async def run(config: AgentConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    begin_afresh(Path(config.counters_csv))
     with open(config.applied_log, "a") as applied_log, open(config.counters_csv, "a") as counters_csv:
         await _serve(config, stop, applied_log, counters_csv)
+
+
+def begin_afresh(counters_csv: Path) -> None:
+    """Remove samples that an older version left there, of other columns: one file is of one kind."""
+    with suppress(FileNotFoundError), counters_csv.open(errors="replace") as there:
+        if there.readline().rstrip("\n").split(",") != list(COUNTER_COLUMNS):
+            counters_csv.unlink()
 
 
 async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, counters_csv: TextIO) -> None:

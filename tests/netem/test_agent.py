@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig
+from netem.agent import COUNTER_COLUMNS, MIN_STEP_S, Agent, AgentConfig, begin_afresh
 from netem.agent_http import application
 from netem.backend import Delays, choose
 from netem.link import Impairment, LinkError, LinkState
@@ -298,3 +298,12 @@ def test_every_direction_needs_a_rate() -> None:
 def test_the_initial_state_may_differ_by_direction() -> None:
     config = AgentConfig(**(VALID | {"state": {"rate_bps": 2e7, "mtu": 9000, "to_pd": {"rate_bps": 4e7}}}))
     assert config.states() == {"to_pd": LinkState(4e7, mtu=9000), "to_prfaas": LinkState(2e7, mtu=9000)}
+
+
+@pytest.mark.parametrize(("header", "kept"), [(",".join(COUNTER_COLUMNS), True), ("t_ns,direction", False)])
+def test_samples_of_other_columns_are_not_gone_on_with(header: str, kept: bool, tmp_path: Path) -> None:
+    file = tmp_path / "counters.csv"
+    file.write_text(f"{header}\n1,2\n")
+    begin_afresh(file)
+    assert file.exists() is kept
+    begin_afresh(tmp_path / "none.csv")
