@@ -95,9 +95,13 @@ class Cell:
         return burst_bytes(self.rate_bps) * 8 / self.rate_bps
 
 
+LEAST_BITS: Final = 200e6
+"""Of a goodput cell in the full matrix: a receiver reads up to 64 kB at once, 0.5 Mbit that 80 Mbit would show."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long things take: `seconds` of a goodput cell, `schedule_s` of the schedule, `packets` of a train."""
+    """How long things take: `seconds` of a goodput cell at least, `schedule_s` of a schedule, `packets` of a train."""
 
     seconds: float = 4.0
     schedule_s: float = 60.0
@@ -112,7 +116,8 @@ def full(settings: Settings, most_bps: float = RATES_BPS[-1]) -> Iterator[Cell]:
     for rate_bps in (rate for rate in RATES_BPS if rate <= most_bps):
         for direction in DIRECTIONS:
             for connections in (1, 4):
-                yield Cell("goodput", rate_bps, direction, connections, seconds=settings.seconds)
+                seconds = max(settings.seconds, LEAST_BITS / rate_bps)
+                yield Cell("goodput", rate_bps, direction, connections, seconds=seconds)
     for rtt_s in RTTS_S:
         yield Cell("rtt", 100e6, delay_s=rtt_s / 2, **train)
     yield Cell("jitter", 100e6, delay_s=0.015, jitter_s=0.005, **train)
