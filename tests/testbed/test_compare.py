@@ -259,7 +259,8 @@ class TestOnTheWire:
                 write(result, out, "csv")
                 status = "invalid" if end == "interrupted" else end
                 code = INCONCLUSIVE if end == "interrupted" else EXIT_CODES[status]
-                return wire.Outcome(out, {**result.summary, "verdict": {"status": status, "reasons": []}}, code)
+                summary = {**result.summary, "verdict": {"status": status, "reasons": []}}
+                return wire.Outcome(out, summary, code, result.requests, {})
 
             monkeypatch.setattr(commands, "offer_load", offer_load)
             code = commands.offer(
