@@ -76,7 +76,7 @@ def host() -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
-    return child("measure", isolation())
+    return child("measure", isolation(), timeout_s=180)
 
 
 @pytest.mark.parametrize("way", ["to_pd", "to_prfaas"])
@@ -84,7 +84,7 @@ def measured() -> dict[str, Any]:
 def test_goodput_is_the_rate_less_headers(measured: dict[str, Any], rate_bps: float, way: str) -> None:
     ratios = measured["ratios"][f"{rate_bps:.0f} {way}"]
     assert abs(ratios[-1] - 1) <= TOLERANCE, ratios
-    assert max(ratios) <= 1 + 2 * TOLERANCE  # in no try was it a faster link; what one lost packet holds back counts late
+    assert max(ratios) <= 1 + 2 * TOLERANCE  # no try was over a faster link; what a lost packet holds back counts late
 
 
 def test_one_connection_survives_every_step(measured: dict[str, Any]) -> None:
