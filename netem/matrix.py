@@ -186,6 +186,7 @@ def _schedule(bench: Bench, cell: Cell) -> Found:
     )
 
 
+Say = Callable[[Mapping[str, Any]], None]
 _HOW: Final[Mapping[str, Callable[[Bench, Cell], Found]]] = {
     "goodput": _goodput,
     "rtt": _idle,
@@ -198,7 +199,7 @@ _HOW: Final[Mapping[str, Callable[[Bench, Cell], Found]]] = {
 }
 
 
-def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
+def run(plan: Mapping[str, Any], say: Say) -> None:
     """Measure every cell of the plan, `say` each line. Raises LinkError when there is no link.
 
     Cells with loss have a link that carries single packets, which netem needs; all others one that need not.
@@ -245,21 +246,27 @@ def own_run() -> None:
         raise LinkError(f"{_RUN}: no file system of its own could be mounted there ({why}); see 'prfaas doctor'")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m netem.matrix", description="Measure cells over a link of its own.")
+def command(prog: str, what: str, measure: Callable[[Mapping[str, Any], Say], None]) -> int:
+    """The command line of whoever measures a plan's cells, here or in User-Mode Linux; its exit code. What
+    measure(plan, say) says are lines of JSON on standard output."""
+    parser = argparse.ArgumentParser(prog=prog, description=what)
     parser.add_argument("--plan", required=True, help="JSON: cells, agent")
     parser.add_argument("--until-eof", action="store_true", help="end when stdin does, however the caller ended")
     args = parser.parse_args()
     if args.until_eof:
         die_with_stdin()
     try:
-        own_run()
-        run(json.loads(args.plan), lambda line: print(json.dumps(line), flush=True))
+        measure(json.loads(args.plan), lambda line: print(json.dumps(line), flush=True))
     except LinkError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2
     return 0
 
 
+def _with_own_run(plan: Mapping[str, Any], say: Say) -> None:
+    own_run()
+    run(plan, say)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("python -m netem.matrix", "Measure cells over a link of its own.", _with_own_run))

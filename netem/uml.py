@@ -9,19 +9,18 @@ matrix is passed on with `host_ns`, this machine's clock, since a guest's may go
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from netem.link import LinkError
-from netem.matrix import die_with_stdin, own_run
+from netem.matrix import Say, command, own_run
 
 SILENCE_S: Final = 300.0
 """No line for as long, and it hangs."""
@@ -72,7 +71,7 @@ def environment(work: Path) -> dict[str, str]:
     return {**os.environ, **home}
 
 
-def run(plan: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
+def run(plan: Mapping[str, Any], say: Say) -> None:
     """Boot it, measure the plan's cells in it, `say` each line as it comes. Raises LinkError when it does not do it."""
     if lacking := missing():
         raise LinkError(lacking)
@@ -117,20 +116,5 @@ def _last(name: str) -> str:
     return "\n".join(lines[-5:]).removeprefix("error: ")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m netem.uml", description="Measure cells in User-Mode Linux.")
-    parser.add_argument("--plan", required=True, help="JSON: cells, agent; as for netem.matrix")
-    parser.add_argument("--until-eof", action="store_true", help="end when stdin does, however the caller ended")
-    args = parser.parse_args()
-    if args.until_eof:
-        die_with_stdin()
-    try:
-        run(json.loads(args.plan), lambda line: print(json.dumps(line), flush=True))
-    except LinkError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("python -m netem.uml", "Measure cells in User-Mode Linux.", run))

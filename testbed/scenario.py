@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -26,7 +25,7 @@ from testbed.phases import Phase, check_phases, total_s
 from testbed.policies import unknown as unknown_policy
 from testbed.scenario_cross import CrossTraffic, check_cross_traffic
 from testbed.scenario_data import ScenarioError as ScenarioError
-from testbed.scenario_data import apply_set, did_you_mean, read
+from testbed.scenario_data import apply_set, read, text_of
 from testbed.scenario_errors import explain, message
 from testbed.scenario_workload import (
     Arrivals,
@@ -419,25 +418,7 @@ def load(name_or_path: str, sets: Sequence[str] = ()) -> Scenario:
 
     Raises ScenarioError, naming file, key, value and remedy.
     """
-    path = Path(name_or_path)
-    if "/" in name_or_path or path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise ScenarioError(
-                f"{name_or_path}: no such file; give a scenario's path or one of {', '.join(shipped())}"
-            )
-        try:
-            text, source = path.read_text(encoding="utf-8-sig"), name_or_path
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ScenarioError(f"{name_or_path}: cannot be read: {reason}; give a YAML file") from None
-    else:
-        names = shipped()
-        if name_or_path not in names:
-            raise ScenarioError(
-                f"scenario {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); "
-                f"{did_you_mean(name_or_path, names)}a file needs its .yaml ending"
-            )
-        text, source = (SHIPPED / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
+    text, source = text_of(name_or_path, "scenario", shipped(), SHIPPED)
     data = read(text, source)
     for item in sets:
         apply_set(data, item)

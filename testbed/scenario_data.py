@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -41,6 +43,27 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def text_of(name_or_path: str, what: str, names: Sequence[str], folder: Traversable) -> tuple[str, str]:
+    """The YAML of something that is shipped under one of `names` in `folder`, or lies at a path, and what messages call
+    it. what: it is, for messages. Raises ScenarioError."""
+    path = Path(name_or_path)
+    if "/" in name_or_path or path.suffix in (".yaml", ".yml"):
+        try:
+            return path.read_text(encoding="utf-8-sig"), name_or_path
+        except FileNotFoundError:
+            remedy = f"give a file with the {what}, or one of {', '.join(names)}"
+            raise ScenarioError(f"{name_or_path}: no such file; {remedy}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ScenarioError(f"{name_or_path}: cannot be read: {reason}; give a YAML file") from None
+    if name_or_path not in names:
+        raise ScenarioError(
+            f"{what} {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); "
+            f"{did_you_mean(name_or_path, names)}a file needs its .yaml ending"
+        )
+    return (folder / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
 
 
 def read(text: str, source: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -19,7 +18,7 @@ from testbed.chaos import faults
 from testbed.chaos.faults import Fault
 from testbed.link_schedule import bucket_of
 from testbed.scenario import Scenario, ScenarioError
-from testbed.scenario_data import did_you_mean, read
+from testbed.scenario_data import read, text_of
 from testbed.scenario_errors import explain
 from testbed.scenario_workload import Count, Name, Part, Positive
 
@@ -171,21 +170,7 @@ def suite(clock: Clock) -> list[Experiment]:
 
 def load(name_or_path: str) -> Experiment:
     """An experiment by its shipped name or by path. Raises ScenarioError."""
-    path = Path(name_or_path)
-    if "/" in name_or_path or path.suffix in (".yaml", ".yml"):
-        try:
-            text, source = path.read_text(encoding="utf-8-sig"), name_or_path
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ScenarioError(f"{name_or_path}: cannot be read: {reason}; give an experiment's YAML file") from None
-    else:
-        names = shipped()
-        if name_or_path not in names:
-            raise ScenarioError(
-                f"experiment {name_or_path!r}: not one of the shipped ones ({', '.join(names)}); "
-                f"{did_you_mean(name_or_path, names)}a file needs its .yaml ending"
-            )
-        text, source = (SHIPPED / f"{name_or_path}.yaml").read_text(encoding="utf-8"), f"{name_or_path}.yaml"
+    text, source = text_of(name_or_path, "experiment", shipped(), SHIPPED)
     return parse(read(text, source), source)
 
 

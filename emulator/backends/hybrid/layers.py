@@ -8,6 +8,7 @@ computed. Decode works on a full batch for the same reason; rows without a reque
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -189,7 +190,7 @@ class LinearAttention(nn.Module):
         return self._finish(x, read)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """What full and sliding attention share: a state of kept rows, and a softmax over them, in float32."""
 
     kind: Kind = "full"
@@ -203,17 +204,17 @@ class Attention(nn.Module):
     def empty(self, device: torch.device, dtype: torch.dtype) -> KvState:
         return KvState(torch.empty(0, self.width, device=device, dtype=dtype), 0, 0)
 
+    @abstractmethod
     def project(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [n, heads, d] and what is kept [n, width] of tokens x [n, d_model] at places `at` [n]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [heads, m, d] and values [heads, m, dv] of kept rows [m, width]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, x: Tensor, read: Tensor) -> Tensor:
         """read: [n, heads, dv]."""
-        raise NotImplementedError
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, at: Tensor, first: int) -> Tensor:
         """q: [n, heads, d] at places `at`; keys and values of the tokens from `first` on. Returns [n, heads, dv]."""
