@@ -6,7 +6,7 @@ testbed share that clock, so a timeline can be laid beside when a sender began o
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from netem.link import LinkError
@@ -26,6 +26,13 @@ def bytes_at(timeline: Timeline, at_ns: int) -> float:
         return float(then) if t1_ns == at_ns else 0.0
     t0_ns, before = timeline[after - 1]
     return before + (then - before) * (at_ns - t0_ns) / max(1, t1_ns - t0_ns)
+
+
+def had_arrived(timeline: Timeline, at_ns: int) -> int:
+    """Payload bytes that a read had returned by then: never more than had arrived. Between two notes `bytes_at` may say
+    more, for of several connections each waits while another's super-packet is on the link."""
+    after = bisect_right(timeline, at_ns, key=lambda note: note[0])
+    return timeline[after - 1][1] if after else 0
 
 
 def delivered(timelines: Sequence[Timeline], start_ns: int, end_ns: int) -> float:
@@ -53,7 +60,7 @@ def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) ->
 def first_second_bps(timelines: Sequence[Timeline], began_ns: int) -> float:
     """Payload bits of all connections in the second from `began_ns`, when the first sender began. At most what an
     honest shaper lets through in a second, however late a receiver's process wakes up."""
-    return delivered(timelines, began_ns, began_ns + 1_000_000_000) * 8
+    return sum(had_arrived(one, began_ns + 1_000_000_000) for one in timelines) * 8.0
 
 
 def step_response_s(

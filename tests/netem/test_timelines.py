@@ -80,3 +80,11 @@ def test_a_rate_that_is_only_passed_is_not_the_answer() -> None:
 def test_timelines_that_end_too_soon_answer_nothing() -> None:
     assert step_response_s([steady(0, 400, 1000)], 0, 8e6, 0.05) is None
     assert step_response_s([], 0, 8e6, 0.05) is None
+
+
+def test_what_waits_behind_anothers_super_packet_has_not_arrived() -> None:
+    """Four connections take turns on a link of 8 Mbit/s, 50 kB each time: at no moment more came than it carries."""
+    turns = [[((50 * (4 * turn + one + 1)) * MS, 50_000 * (turn + 1)) for turn in range(10)] for one in range(4)]
+    for began_ms in range(0, 200, 7):
+        after = [[(at_ns + began_ms * MS, had) for at_ns, had in timeline] for timeline in turns]
+        assert first_second_bps(after, began_ns=0) <= 8e6 * (1 - began_ms / 1e3)
