@@ -23,6 +23,7 @@ from netem.schedule import MIN_STEP_S, check, data_of
 from netem.token_bucket import TokenBucketSpec
 from testbed.phases import Phase, check_phases, total_s
 from testbed.policies import unknown as unknown_policy
+from testbed.scenario_bounds import Bounds
 from testbed.scenario_cross import CrossTraffic, check_cross_traffic
 from testbed.scenario_data import ScenarioError as ScenarioError
 from testbed.scenario_data import apply_set, read, text_of
@@ -281,6 +282,7 @@ class Scenario(Part):
     max_attempts: Annotated[Whole, Field(ge=1, le=20)] = 3
     limits: Limits = Limits()
     scheduler: Scheduler = Scheduler()
+    bounds: Bounds = Bounds()
     reload_s: Positive = 60.0
 
     @model_validator(mode="before")
@@ -381,7 +383,7 @@ class Scenario(Part):
         """The same for equal scenarios, whatever file they are from. testbed_only: without what only a load needs."""
         data = self.model_dump(mode="json")
         if testbed_only:
-            for of_the_load in ("workload", "phases", "slo", "meter", "seed", "description"):
+            for of_the_load in ("workload", "phases", "slo", "meter", "bounds", "seed", "description"):
                 del data[of_the_load]
             del data["link"]["schedule"]
             data["link"]["cross_traffic"] = bool(data["link"]["cross_traffic"])  # whether there are processes for it
@@ -449,6 +451,7 @@ def _known_keys(loc: list[str]) -> list[str]:
         "phases": Phase, "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
         "link": Link, "cross_traffic": CrossTraffic, "transport": Transport, "decode": Decode, "step": DecodeStep,
         "scale": Scale, "slo": Slo, "meter": Meter, "limits": Limits, "scheduler": Scheduler, "cache": Cache,
+        "bounds": Bounds,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]
     if names and names[-1] == "lengths":
