@@ -27,6 +27,7 @@ from testbed.control import (
     ClientGone,
     Completed,
     Control,
+    Disturbed,
     Event,
     Failed,
     NodeLost,
@@ -140,6 +141,7 @@ class Session:
         self.clock = clock
         self.control = control
         self.told = told
+        self.policy = told.policy  # the name of the one in charge
         self.counts: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.telemetry: dict[str, Telemetry] = {}
@@ -191,8 +193,13 @@ class Session:
 
     def set_policy(self, policy: Policy, name: str, parameters: dict[str, float]) -> None:
         """Put another policy, started already, in charge of what is still to be decided."""
+        self.policy = name
         self.control.set_policy(policy)
         self._handle(PolicySet(name, parameters))
+
+    def disturbed(self, what: str, node: str, *, healed: bool) -> None:
+        """Somebody made something go wrong by hand, or healed it."""
+        self._handle(Disturbed(what, node, healed))
 
     def node_message(self, node: str, message: AnyMessage) -> None:
         """A worker's message: token text goes straight to its client, everything else to control."""

@@ -19,12 +19,13 @@ import pandas as pd
 
 from emulator.decode_instance import DecodeInstance
 from emulator.instance import PrefillInstance
-from emulator.messages import CONTROL, WAKE, WIRE, Convert, Hinder, Out, PeerLost
+from emulator.messages import CONTROL, WAKE, WIRE, Convert, Out, PeerLost
 from testbed.assemble import build_workload, instances, policy_setup, workload_lengths
 from testbed.chaos import faults
 from testbed.chaos.experiment import Experiment
 from testbed.chaos.journal import Check, Journal
 from testbed.chaos.load import leaving, stalled
+from testbed.chaos.orders import hinder
 from testbed.control import ClientGone, NodeLost, NodeUp, Record
 from testbed.link_schedule import bucket_of, link_steps
 from testbed.policies import load_policy, start_policy, wants_future
@@ -300,17 +301,6 @@ class Troubles:
                    if n.queued_requests or n.queued_tokens or n.assigned_requests or n.decoding_requests]  # fmt: skip
         out.append(Check("control: nothing counted at a worker", not counted, ", ".join(counted)))
         return out
-
-
-def hinder(held: list[Any], scenario: Scenario) -> Hinder:
-    """The faults that a worker's process has at a time as one message; none heal it."""
-    slowdown, fraction = 1.0, 0.0
-    for fault in held:
-        if isinstance(fault, faults.SlowWorker):
-            slowdown *= fault.factor
-        else:
-            fraction = max(fraction, fault.fraction)
-    return Hinder(slowdown, round(fraction * scenario.transport.landing_bytes))
 
 
 def machine_checks(name: str, machine: PrefillInstance | DecodeInstance, now_s: float) -> list[Check]:

@@ -25,12 +25,12 @@ from testbed.chaos import faults
 from testbed.chaos.experiment import Experiment
 from testbed.chaos.journal import Check, Journal
 from testbed.chaos.load import stalled
-from testbed.chaos.virtual import hinder
+from testbed.chaos.orders import hinder, wall_steps
 from testbed.launch import client, processes
 from testbed.launch.state import TestbedError
 from testbed.linksteps import LinkLayer
 from testbed.load import Disturbance, Outcome, Testbed, run_load
-from testbed.scenario import Scale, Scenario
+from testbed.scenario import Scenario
 from traces.client_rows import INCONCLUSIVE, LEFT
 
 RESTART_S: Final = 40.0
@@ -283,20 +283,6 @@ class Troubles:
             elif not known.get(node):
                 wrong.append(f"{node} is not known to control")
         return wrong
-
-
-def wall_steps(fault: Any, scale: Scale) -> list[tuple[float, dict[str, Any]]]:
-    """A link fault's layer in wall units."""
-    out = []
-    for at_s, said in faults.layer_steps(fault):
-        state = dict(said)
-        if "rate_bps" in state:
-            state["rate_bps"] = scale.wall_bps(state["rate_bps"])
-        for key in ("delay_s", "jitter_s"):
-            if key in state:
-                state[key] = scale.wall_s(state[key])
-        out.append((scale.wall_s(at_s), state))
-    return out
 
 
 def account_checks(totals: dict[str, Any]) -> list[Check]:

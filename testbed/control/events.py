@@ -72,6 +72,17 @@ class PolicySet(msgspec.Struct, frozen=True, tag=True):
     parameters: dict[str, float] = {}
 
 
+class Disturbed(msgspec.Struct, frozen=True, tag=True):
+    """Somebody at the testbed that is up makes something go wrong, or heals it. For the record: control does nothing.
+
+    what: in words. node: the worker it is about, "" for the link.
+    """
+
+    what: str
+    node: str = ""
+    healed: bool = False
+
+
 Event = (
     Arrive
     | ClientGone
@@ -79,6 +90,7 @@ Event = (
     | NodeLost
     | Tick
     | PolicySet
+    | Disturbed
     | Prefilled
     | Admitted
     | Finished
@@ -95,7 +107,8 @@ class Change(msgspec.Struct, frozen=True):
     kind: threshold (tokens), regime (scarce, abundant), role (of `node`), joined (the node serves its new role), node
     (up, silent, lost), policy, replicate (to `node`, from the node in `before`, a prefix of so many tokens), replicated
     (bytes that came of it), recall (the request in `before` is taken from `node`), policy_error (an action that could
-    not be done; the same one is written down once). trigger: what brought it about.
+    not be done; the same one is written down once), fault (somebody's, by hand; `none` before and after it). trigger:
+    what brought it about.
     """
 
     t_s: float

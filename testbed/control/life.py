@@ -35,6 +35,7 @@ from testbed.control.events import (
     ClientGone,
     Command,
     Completed,
+    Disturbed,
     Event,
     Failed,
     NodeLost,
@@ -129,6 +130,7 @@ class Control:
             NodeLost: self._on_node_lost,
             Tick: self._on_tick,
             PolicySet: self._on_policy_set,
+            Disturbed: self._on_disturbed,
             Prefilled: self._on_prefilled,
             Admitted: self._on_admitted,
             Finished: self._on_finished,
@@ -491,3 +493,7 @@ class Control:
         was, now = (getattr(policy, "threshold_tokens", None) for policy in (self._before, self.policy))
         if isinstance(was, Real) and isinstance(now, Real) and was != now:
             note("threshold", "", float(was), float(now), f"policy {event.name}")
+
+    def _on_disturbed(self, now_s: float, event: Disturbed, out: list[Command]) -> None:
+        before, after = (event.what, "none") if event.healed else ("none", event.what)
+        self.fleet.note("fault", event.node, before, after, "by hand")

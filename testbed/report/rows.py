@@ -112,7 +112,7 @@ TIMELINE_COLUMNS: Final = (
 SCHEDULER_STATES: Final = ("threshold", "regime", "role", "joined", "node", "policy")
 """The events of the timeline after which something of the scheduler stays as it is said."""
 
-SCHEDULER_EVENTS: Final = (*SCHEDULER_STATES, "replicate", "replicated", "recall", "policy_error")
+SCHEDULER_EVENTS: Final = (*SCHEDULER_STATES, "replicate", "replicated", "recall", "policy_error", "fault")
 """The events of the timeline that are control's own changes."""
 
 

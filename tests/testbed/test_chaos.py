@@ -19,7 +19,8 @@ from testbed.chaos.experiment import Experiment, parse
 from testbed.chaos.journal import Check, Journal
 from testbed.chaos.judge import judge, largest_queue
 from testbed.chaos.load import leaving, stalled
-from testbed.chaos.wire import account_checks, wall_steps
+from testbed.chaos.orders import hinder, wall_steps
+from testbed.chaos.wire import account_checks
 from testbed.cli import app
 from testbed.scenario import Scale, ScenarioError, load
 from traces.load import Trace
@@ -152,8 +153,8 @@ class TestLoad:
         slow = faults.SlowWorker(at_s=1, duration_s=1, node="pd-d-0", factor=2)
         full = faults.LandingFull(at_s=1, duration_s=1, node="pd-d-0", fraction=0.5)
         room = SCENARIO.transport.landing_bytes
-        assert virtual.hinder([slow, slow, full], SCENARIO) == Hinder(4.0, room // 2)
-        assert virtual.hinder([], SCENARIO) == Hinder()
+        assert hinder([slow, slow, full], SCENARIO) == Hinder(4.0, room // 2)
+        assert hinder([], SCENARIO) == Hinder()
 
 
 def rows(*rows: tuple[float, float, float, str]) -> pd.DataFrame:

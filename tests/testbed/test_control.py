@@ -31,6 +31,7 @@ from testbed.control import (
     Command,
     Completed,
     Control,
+    Disturbed,
     Event,
     Failed,
     NodeLost,
@@ -1033,6 +1034,13 @@ class TestLookingAround:
         run.at(4.0, PolicySet("static"))
         (change,) = run.changes("policy")
         assert (change.t_s, change.after, change.trigger) == (4.0, "static", "asked for")
+
+    def test_a_fault_by_hand_is_on_record_and_changes_nothing_else(self) -> None:
+        run = Run()
+        assert run.at(4.0, Disturbed("outage (stall)")) == []
+        assert run.at(9.0, Disturbed("outage (stall)", healed=True)) == []
+        told = [(change.t_s, change.before, change.after, change.trigger) for change in run.changes("fault")]
+        assert told == [(4.0, "none", "outage (stall)", "by hand"), (9.0, "outage (stall)", "none", "by hand")]
 
     def test_another_policy_finds_what_was_observed(self) -> None:
         run = Run()
