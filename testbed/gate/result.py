@@ -93,14 +93,14 @@ class ObjectiveResult(Shown):
 
 class InvariantResult(Shown):
     """What `testbed.invariants` found in the runs of a scenario.
-
     baseline_broken, candidate_broken: the seeds in which it did not hold. worst, bound: of the candidate's run that was
-    furthest from it, else of the baseline's. checked: runs an arm in which it could be checked. worse: whether the gate
-    holds it against the candidate; reason says why or why not. certain: no chance can break it, so one seed is enough.
+       furthest from it, else of the baseline's. checked: runs an arm in which it could be checked. promised: a run that
+       breaks it has failed, by its nature or because the scenario promises it (`bounds`); what is not promised is only
+       shown. worse: whether the gate holds it against the candidate; reason says why or why not.
     """
 
     name: str
-    certain: bool
+    promised: bool
     checked: int
     baseline_broken: list[int]
     candidate_broken: list[int]
@@ -133,10 +133,20 @@ class Artefact(Shown):
     candidate: str
 
 
+class LoadCurve(Shown):
+    """Latency against load, means over seeds: what `lambda_max_rps` is read from. Lists of one length, by offered
+    rate."""
+
+    rates_rps: list[float]
+    baseline_ttft_p90_s: list[float | None]
+    candidate_ttft_p90_s: list[float | None]
+    slo_ttft_p90_s: float
+
+
 class ScenarioResult(Shown):
     """One scenario of the suite. scenario_sha256: of the resolved scenario, seed and policy left out. stopped: why no
     more seeds were run, a sentence. seeds: those that were run, of both arms; candidate_seeds: the candidate's where
-    they differ (--a-a), else the same."""
+    they differ (--a-a), else the same. load: of a scenario that is run at several rates."""
 
     name: str
     description: str
@@ -150,6 +160,7 @@ class ScenarioResult(Shown):
     objectives: list[ObjectiveResult]
     invariants: list[InvariantResult]
     runs: list[RunRef]
+    load: LoadCurve | None
     artefact: Artefact | None
 
 
