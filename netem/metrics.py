@@ -39,10 +39,12 @@ class _Link(Collector):
     def collect(self) -> list[Metric]:
         rate = _gauge("prfaas_link_rate_bits_per_second", "The KV class's rate as set, on the wire.")
         delay = _gauge("prfaas_link_delay_seconds", "One-way delay asked.")
+        jitter = _gauge("prfaas_link_jitter_seconds", "How far the delay moves either way.")
         loss = _gauge("prfaas_link_loss_ratio", "Share of packets lost on purpose.")
         outage = _gauge("prfaas_link_outage", "1 while nothing is to arrive.")
         backlog = _gauge("prfaas_link_backlog_bytes", "What waits in the class.", "class")
         sent = _counter("prfaas_link_sent_bytes", "What left the class, headers included.", "class")
+        packets = _counter("prfaas_link_sent_packets", "The same, in packets.", "class")
         drops = _counter(
             "prfaas_link_drops", "Packets the class had no room for; where netem loses, those too.", "class"
         )
@@ -50,17 +52,20 @@ class _Link(Collector):
         for way, state in self._states.items():
             rate.add_metric([way], state.rate_bps)
             delay.add_metric([way], state.delay_s)
+            jitter.add_metric([way], state.jitter_s)
             loss.add_metric([way], state.loss)
             outage.add_metric([way], float(state.outage is not None))
         for way, now in self._counters.items():
             for name, of_class in (("kv", now.kv), ("control", now.control)):
                 backlog.add_metric([way, name], of_class.backlog_bytes)
                 sent.add_metric([way, name], of_class.sent_bytes)
+                packets.add_metric([way, name], of_class.packets)
                 drops.add_metric([way, name], of_class.drops)
             unshaped.add_metric([way], now.direct_packets)
-        return [rate, delay, loss, outage, backlog, sent, drops, unshaped, *self._delay_line()]
+        return [rate, delay, jitter, loss, outage, backlog, sent, packets, drops, unshaped, *self._delay_line()]
 
     def _delay_line(self) -> list[Metric]:
+        held = _gauge("prfaas_delay_line_held_packets", "Packets that wait in the delay line.")
         late = _gauge("prfaas_delay_line_late_p99_seconds", "How late packets leave the delay line.")
         lost = _counter("prfaas_delay_line_lost_packets", "Packets lost on purpose.")
         overflowed = _counter("prfaas_delay_line_overflowed_packets", "Packets the delay line had no room for.")
@@ -72,10 +77,11 @@ class _Link(Collector):
             down.add_metric([way], float(line["down"]))
             deaths.add_metric([way], line["deaths"])
             if not line["down"]:  # a dead one tells nothing of itself
+                held.add_metric([way], line["held"])
                 late.add_metric([way], line["late_p99_s"])
                 lost.add_metric([way], line["lost"])
                 overflowed.add_metric([way], line["overflowed"])
-        return [late, lost, overflowed, deaths, down]
+        return [held, late, lost, overflowed, deaths, down]
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:

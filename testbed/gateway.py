@@ -97,8 +97,9 @@ class Gateway:
         )
         self.stopped = asyncio.Event()
         self.lag = Lateness()
-        self.metrics = Metrics()
-        self._scraper = Scraper({n.name: (n.host, n.metrics_port) for n in config.nodes}, Path(config.agent_sock))
+        self.metrics = Metrics(self.scenario)
+        scraped = {n.name: (n.host, n.metrics_port) for n in config.nodes}
+        self._scraper = Scraper(self.limits.model, scraped, Path(config.agent_sock))
         self._ask = BoundedCall(POLICY_LIMIT_S)
         self._fleet = [NodeSpec(n.name, n.site, n.role, n.slots) for n in config.nodes]  # type: ignore[arg-type]
         self._cost = cost_functions(self.scenario, self.deployment)
@@ -221,6 +222,7 @@ class Gateway:
             async with asyncio.timeout(READY_S):
                 await self._all_ready.wait()
         if self.session is not None:
+            self.metrics.count(self.session)
             self.session.close()
         control = Control(
             self._fleet,
@@ -235,6 +237,7 @@ class Gateway:
         folder = Path(self.config.loads_dir) / session_id
         clock = Clock(self._t0_ns, scenario.scale.time_scale)
         session = Session(session_id, clock, control, told, self._send, folder, before=self.session)
+        self.metrics.begun()
         session.on_end = self.metrics.ended
         self.session = session
         self.lag = Lateness()

@@ -22,18 +22,21 @@ MOST_BYTES: Final = 1 << 20
 
 
 class Scraper:
-    """workers: name -> (host, metrics port). agent_sock: the agent's socket."""
+    """model: what clients call the model. workers: name -> (host, metrics port). agent_sock: the agent's socket."""
 
-    def __init__(self, workers: Mapping[str, tuple[str, int]], agent_sock: Path) -> None:
-        self._workers, self._agent_sock = workers, agent_sock
+    def __init__(self, model: str, workers: Mapping[str, tuple[str, int]], agent_sock: Path) -> None:
+        self._model, self._workers, self._agent_sock = model, workers, agent_sock
 
     def targets(self, request: web.Request) -> list[dict[str, Any]]:
-        """What Prometheus' http_sd takes: each process by its path at the address that was asked."""
-        paths = {"gateway": "/metrics", **{name: f"/metrics/{name}" for name in (AGENT, *self._workers)}}
-        return [
-            {"targets": [request.host], "labels": {"__metrics_path__": path, "process": name}}
-            for name, path in paths.items()
-        ]
+        """What Prometheus' http_sd takes: each process by its path at the address that was asked.
+
+        The gateway, where a whole fleet looks like one server, has vLLM's label `model_name`, so that dashboards made
+        for vLLM find it and count no worker a second time.
+        """
+        paths = {name: f"/metrics/{name}" for name in (AGENT, *self._workers)}
+        gateway = {"__metrics_path__": "/metrics", "process": "gateway", "model_name": self._model}
+        others = [{"__metrics_path__": path, "process": name} for name, path in paths.items()]
+        return [{"targets": [request.host], "labels": labels} for labels in (gateway, *others)]
 
     async def get_targets(self, request: web.Request) -> web.Response:
         """GET /metrics/targets"""

@@ -35,8 +35,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Client]:
     worker = web.Application()
     worker.router.add_get("/metrics", in_parts)
     async with TestServer(worker) as server:
-        scraper = Scraper({"pd-p-0": ("127.0.0.1", server.port or 0)}, tmp_path / "agent.sock")
+        scraper = Scraper("prfaas", {"pd-p-0": ("127.0.0.1", server.port or 0)}, tmp_path / "agent.sock")
         app = web.Application(middlewares=[errors_as_answers])
+        app.router.add_get("/metrics/targets", scraper.get_targets)
         app.router.add_get("/metrics/{name}", scraper.get_others)
         async with TestClient(TestServer(app)) as client:
             yield client
@@ -55,3 +56,15 @@ async def test_one_without_an_end_is_refused_and_not_cut_off(tmp_path: Path, mon
         answer = await client.get("/metrics/pd-p-0")
         assert answer.status == 502
         assert "pd-p-0 answers more than 10 bytes" in (await answer.json())["error"]["message"]
+
+
+async def test_targets_name_everybody_at_the_address_that_was_asked(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as client:
+        targets = await (await client.get("/metrics/targets", headers={"Host": "seen.from:9"})).json()
+    assert {address for one in targets for address in one["targets"]} == {"seen.from:9"}
+    labels = {one["labels"].pop("process"): one["labels"] for one in targets}
+    assert labels == {
+        "gateway": {"__metrics_path__": "/metrics", "model_name": "prfaas"},
+        "agent": {"__metrics_path__": "/metrics/agent"},
+        "pd-p-0": {"__metrics_path__": "/metrics/pd-p-0"},
+    }
