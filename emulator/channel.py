@@ -1,14 +1,13 @@
 """Control connections: length-prefixed msgpack messages over TCP, in order, both ways.
 
-The dialler says who it is with `Hello` (node name and the data plane's secret); everything after it is one message a
-frame. Used between gateway and workers, and between prefill and decode workers.
+The dialler says who it is with `Hello` (node name, the data plane's token, version); everything after it is one message
+a frame. Used between gateway and workers, and between prefill and decode workers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import socket
 import struct
 from collections.abc import Callable
@@ -17,14 +16,19 @@ from typing import Any, Final
 import msgspec
 
 from emulator import outages
-from emulator.messages import AnyMessage, Hello, decode, encode
+from emulator.door import Door
+from emulator.frames import secret_digest
+from emulator.messages import CONTROL_VERSION, AnyMessage, Hello, decode, encode
 
 MAX_FRAME_BYTES: Final = 1 << 20
+MAX_HELLO_BYTES: Final = 1 << 10
 _LENGTH: Final = struct.Struct(">I")
 
 
 class Channel(asyncio.Protocol):
     """One control connection. `peer` is the other end's node name, once known.
+
+    Its dialler gives the `hello` to say; its listener the `door` that the hello has to open.
 
     on_message(channel, message) and on_closed(channel, reason) are called on the event loop's thread.
 
@@ -36,16 +40,17 @@ class Channel(asyncio.Protocol):
         on_message: Callable[[Channel, AnyMessage], None],
         on_closed: Callable[[Channel, str], None],
         *,
-        secret: str,
+        door: Door | None = None,
         hello: Hello | None = None,
         peer: str = "",
     ) -> None:
+        if (door is None) == (hello is None):
+            raise ValueError("a control connection has a door, or a hello to open one")
         self.peer = peer
         self._on_message = on_message
         self._on_closed = on_closed
-        self._secret = secret
+        self._door = door  # None once it is open
         self._hello = hello
-        self._known = hello is not None
         self._buffer = bytearray()
         self._reason = "closed by the other side"
         self._transport: asyncio.Transport | None = None
@@ -57,7 +62,9 @@ class Channel(asyncio.Protocol):
     @property
     def is_stalled(self) -> bool:
         """Whether the link does not carry what was sent last: what can be told later is better told then."""
-        sock: Any = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if self._transport is None or self._transport.is_closing():
+            return False  # its descriptor may be another's by now
+        sock: Any = self._transport.get_extra_info("socket")
         return sock is not None and outages.stalled(sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,6 +76,8 @@ class Channel(asyncio.Protocol):
             outages.prepare(sock)
         if self._hello is not None:
             self.send(self._hello)
+        if self._door is not None:
+            self._door.knock(self)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -76,8 +85,8 @@ class Channel(asyncio.Protocol):
         start = 0
         while len(buffer) - start >= 4:
             (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                self.close(f"a frame of {length} bytes")
+            if length > (MAX_FRAME_BYTES if self._door is None else MAX_HELLO_BYTES):
+                self._give_up(f"a frame of {length} bytes")
                 return
             if len(buffer) - start - 4 < length:
                 break
@@ -86,22 +95,43 @@ class Channel(asyncio.Protocol):
             try:
                 message = decode(body)
             except msgspec.MsgspecError as error:
-                self.close(f"a malformed message: {error}")
+                self._give_up(f"a malformed message: {error}")
                 return
-            if self._known:
-                self._on_message(self, message)
-            elif isinstance(message, Hello) and hmac.compare_digest(message.secret.encode(), self._secret.encode()):
-                self._known = True
-                self.peer = message.node
-                self._on_message(self, message)
-            else:
-                self.close("no valid hello")
+            if self._door is not None and not self._enters(message, self._door):
                 return
+            self._on_message(self, message)
             if not self.is_open:
                 return
         del buffer[:start]
 
+    def _enters(self, message: AnyMessage, door: Door) -> bool:
+        """Whether a stranger's first message is a hello that opens the door."""
+        if not isinstance(message, Hello):
+            door.refuse(self, "malformed")
+        elif message.version != CONTROL_VERSION:
+            door.refuse(self, "wrong_version")
+        elif door.admit(self, message.node, secret_digest(message.secret)):
+            self._door = None
+            self.peer = message.node
+            return True
+        return False
+
+    def _give_up(self, reason: str) -> None:
+        """What came is no message."""
+        if self._door is not None:
+            self._door.refuse(self, "malformed")
+        else:
+            self.close(reason)
+
+    def show_out(self, reason: str) -> None:
+        """The door stays shut (`Stranger`)."""
+        self._reason = f"no valid hello: {reason}"
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._door is not None:
+            self._door.forget(self)
         self._transport = None
         self._on_closed(self, str(exc) if exc else self._reason)
 
@@ -149,9 +179,7 @@ class Dialler:
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            channel = Channel(
-                self._on_message, self._closed, secret=self._hello.secret, hello=self._hello, peer=self.peer
-            )
+            channel = Channel(self._on_message, self._closed, hello=self._hello, peer=self.peer)
             self._lost.clear()
             with contextlib.suppress(OSError):  # TimeoutError is one
                 async with asyncio.timeout(outages.connect_s()):

@@ -2,13 +2,13 @@
 
 A connection starts with a hello from its dialler and then carries frames, each a slice of one transfer:
 
-    hello   magic 4s | node's name 64s (UTF-8, NUL-padded) | SHA-256 of the data plane's secret 32s
+    hello   magic 4s | node's name 64s (UTF-8, NUL-padded) | SHA-256 of the data plane's token 32s
     frame   magic 4s | token u64 | offset u64 | length u32 | crc32 u32 | payload
     ack     token u64 | offset u64                              (from the listener, one a frame, in the frames' order)
 
 All big-endian; the last byte of a magic is the version. The CRC covers the header's other fields as well as the
-payload, so that a frame that strayed to another place or transfer fails it. The secret keeps strangers and other runs
-out; it is no cryptographic protection.
+payload, so that a frame that strayed to another place or transfer fails it. The token keeps strangers and other runs
+out (`emulator.door`); nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ class FrameError(ValueError):
     """The byte stream is not this protocol, or out of step: its connection is of no further use."""
 
 
+class VersionError(FrameError):
+    """A hello of another version of this protocol."""
+
+
 class Hello(NamedTuple):
-    """Who dialled, and the digest of the secret it knows."""
+    """Who dialled, and the digest of the token it knows."""
 
     node: str
     digest: bytes
@@ -70,7 +74,8 @@ def decode_hello(data: bytes | bytearray | memoryview) -> Hello:
     """The inverse of `encode_hello`. Raises FrameError."""
     magic, name, digest = HELLO.unpack(data)
     if magic != _HELLO_MAGIC:
-        raise FrameError(f"hello: starts with {magic!r}, expected {_HELLO_MAGIC!r}")
+        kind = VersionError if magic[:3] == _HELLO_MAGIC[:3] else FrameError
+        raise kind(f"hello: starts with {magic!r}, expected {_HELLO_MAGIC!r}")
     try:
         return Hello(name.rstrip(b"\0").decode(), digest)
     except UnicodeDecodeError as wrong:

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 CONTROL: Final = "control"
+CONTROL_VERSION: Final = 1  # of these messages between processes; a Hello has it
 WIRE: Final = "wire"
 
 
@@ -312,7 +313,8 @@ class Telemetry(Message, frozen=True, gc=False):
     kv_landed_bytes: verified KV by the prefill node it came from, model bytes; wire_landed_bytes: the same as bytes
     on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds. slowdown: of a Hinder. On the wire
     also: held_blocks, those of its pool that a prefill or transfer holds; open_transfers, sent and not acknowledged
-    whole, or expected and not landed; lost_connections, of its KV connections to others.
+    whole, or expected and not landed; lost_connections, of its KV connections to others; refused_connections, those of
+    strangers by reason (`emulator.door`), since the process began.
     """
 
     node: str
@@ -334,14 +336,17 @@ class Telemetry(Message, frozen=True, gc=False):
     held_blocks: int = 0
     open_transfers: int = 0
     lost_connections: int = 0
+    refused_connections: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 # control connection only
 class Hello(Message, frozen=True, gc=False):
-    """The first message on a control connection, from its dialler: who it is, and the data plane's secret."""
+    """The first message on a control connection, from its dialler: who it is, the data plane's token, and the version
+    of what it speaks."""
 
     node: str
     secret: str
+    version: int = CONTROL_VERSION
 
 
 class Epoch(Message, frozen=True, gc=False):

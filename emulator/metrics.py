@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from emulator.door import REASONS
 from emulator.messages import Telemetry
 
 
@@ -58,6 +59,9 @@ class WorkerMetrics(Collector):
             ("prfaas_outbox_bytes", "KV produced or promised, not yet received (model bytes).", account.outbox_bytes),
             ("prfaas_landing_bytes", "Room granted to KV that is to land (model bytes).", account.landing_bytes),
             ("prfaas_waiting_grants", "Transfers that wait for room.", account.waiting_grants),
+            ("prfaas_open_transfers", "Transfers begun, and not acknowledged whole or landed.", account.open_transfers),
+            ("prfaas_held_blocks", "Blocks of the cache that a prefill or a transfer holds.", account.held_blocks),
+            ("prfaas_slowdown_ratio", "How many times as long computing takes: above 1 a fault.", account.slowdown),
             ("prfaas_timer_late_p99_wall_seconds", "How late timers fire, wall seconds.", account.late_p99_s),
             ("prfaas_timer_late_max_wall_seconds", "The latest a timer fired, wall seconds.", account.late_max_s),
         ):
@@ -65,7 +69,9 @@ class WorkerMetrics(Collector):
         if cache_usage is not None:
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use (0-1).", cache_usage)
         yield self._counter("prfaas_kv_sent_bytes", "KV sent (model bytes).", account.kv_sent_bytes)
+        yield self._counter("prfaas_lost_connections", "KV connections to others lost.", account.lost_connections)
         yield self._counter("prfaas_refused_frames", "Frames of the data plane refused.", account.refused_frames)
+        yield self._refused(account.refused_connections)
         yield self._by_sender("prfaas_kv_landed_bytes", "KV landed whole (model bytes).", account.kv_landed_bytes)
         yield self._by_sender("prfaas_wire_landed_bytes", "The same as bytes on the wire.", account.wire_landed_bytes)
         yield from self._paths(account)
@@ -84,6 +90,13 @@ class WorkerMetrics(Collector):
         family = CounterMetricFamily(name, what, labels=[*self._node, "sender"])
         for sender, count in sorted(by_sender.items()):
             family.add_metric([*self._node.values(), sender], count)
+        return family
+
+    def _refused(self, by_reason: dict[str, int]) -> Metric:
+        what = "Connections refused at the door, by reason, since the process began."
+        family = CounterMetricFamily("prfaas_refused_connections", what, labels=[*self._node, "reason"])
+        for reason in REASONS:
+            family.add_metric([*self._node.values(), reason], by_reason.get(reason, 0))
         return family
 
     def _paths(self, account: Telemetry) -> Iterator[Metric]:

@@ -27,6 +27,7 @@ from emulator.channel import Channel, Dialler
 from emulator.clock import TIMER_ROUND_S, Clock, Driver, Lateness
 from emulator.decode_instance import DecodeInstance
 from emulator.decode_step import AffineStep
+from emulator.door import Door
 from emulator.instance import PrefillInstance
 from emulator.kvcache import CacheShape, NodePool
 from emulator.messages import (
@@ -129,8 +130,9 @@ class Worker:
             byte_scale=config.byte_scale,
             first_flows=numbered,
         )
+        self.door = Door(config.secret, {CONTROL, *config.peers})
         self.receiver = KvReceiver(
-            config.name, config.secret, self._on_landed, self._on_damaged, byte_scale=config.byte_scale
+            config.name, self.door, self._on_landed, self._on_damaged, byte_scale=config.byte_scale
         )
         self._gateway: Channel | None = None
         self._inbound: dict[str, Channel] = {}  # nodes that dialled this one
@@ -298,7 +300,7 @@ class Worker:
 
     # connections
     def _accept(self) -> Channel:
-        return Channel(self._on_message, self._on_closed, secret=self.config.secret)
+        return Channel(self._on_message, self._on_closed, door=self.door)
 
     def _dial_peers(self) -> None:
         config = self.config
@@ -414,6 +416,7 @@ class Worker:
             held_blocks=held_blocks,
             open_transfers=self.sender.live_transfers + self.receiver.expected,
             lost_connections=self.sender.lost_connections,
+            refused_connections=dict(self.door.refused),
         )
         self._gateway.send(account)
         self.metrics.told(account, self.role, cache_usage)

@@ -417,6 +417,7 @@ class Gateway:
                 "assigned_requests": n.assigned_requests,
                 "decoding_requests": n.decoding_requests,
                 "slots": n.slots,
+                "refused_connections": session.refused_connections(n.name),
                 "told_age_s": session.clock.now_s() - n.told_s if math.isfinite(n.told_s) else None,
             }
             for n in session.control.view.nodes.values()

@@ -279,6 +279,11 @@ class Session:
         told = {node: sum(path.retransmits for path in told.paths) for node, told in self.telemetry.items()}
         return {**self._retransmits_before, **told}
 
+    def refused_connections(self, node: str) -> dict[str, int]:
+        """Strangers that the node has refused since its process began, by reason."""
+        told = self.telemetry.get(node)
+        return dict(told.refused_connections) if told else {}
+
     def changes(self) -> list[dict[str, Any]]:
         """What the scheduler changed so far, in order, as plain data."""
         return [msgspec.to_builtins(change) for change in self.control.changes]

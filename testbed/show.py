@@ -321,6 +321,10 @@ def show_status(result: dict[str, Any]) -> None:
     if gateway is None:
         out.print(f"the gateway gives no answer: {result.get('gateway_error', '')}", style="red", markup=False)
         return
+    refused = {one["name"]: sum(one["refused_connections"].values()) for one in gateway["nodes"]}
+    if any(refused.values()):
+        told = ", ".join(f"{count} by {name}" for name, count in refused.items() if count)
+        out.print(f"connections of strangers refused: {told}", style="yellow", markup=False)
     session = gateway["session"]
     ended = ", ".join(f"{count} {status}" for status, count in session["ended"].items()) or "none ended"
     out.print(

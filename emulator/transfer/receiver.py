@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, cast
+from typing import cast
 
 from emulator import outages
-from emulator.frames import ACK, FrameError, FrameHeader, FrameReader, Hello, Incoming, secret_digest
+from emulator.door import Door
+from emulator.frames import ACK, FrameError, FrameHeader, FrameReader, Hello, Incoming, VersionError
 from emulator.messages import Expect
 from emulator.transfer import wire_bytes
-
-_HELLO_S: Final = 10.0  # wall seconds a dialler may take to say who it is
 
 Sink = Callable[[Expect, int], memoryview | None]
 """(expected, wire bytes) -> writable memory of that many bytes to land in, or None to verify and discard."""
@@ -28,13 +26,12 @@ class _Inlet(asyncio.BufferedProtocol):
         self._receiver = receiver
         self._reader = FrameReader(self._hello, self._begin, self._end)
         self._landing: Incoming | None = None  # what the present frame belongs to
-        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         outages.prepare(transport.get_extra_info("socket"))
         self._receiver.inlets.add(self)
-        self._patience = asyncio.get_running_loop().call_later(_HELLO_S, self.abort)
+        self._receiver.door.knock(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer()
@@ -44,19 +41,25 @@ class _Inlet(asyncio.BufferedProtocol):
             return
         try:
             self._reader.filled(nbytes)
-        except FrameError:
-            self._receiver.refuse("malformed")
-            self.abort()
+        except FrameError as error:
+            if self.node is None:
+                self._receiver.door.refuse(self, "wrong_version" if isinstance(error, VersionError) else "malformed")
+            else:
+                self._receiver.refuse("malformed")
+                self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hush()
+        self._receiver.door.forget(self)
         if self._landing is not None:
             self._landing.writers.pop(self, None)
             self._landing = None
         self._receiver.inlet_closed(self)
 
+    def show_out(self, reason: str) -> None:
+        """The door stays shut (`Stranger`)."""
+        self.abort()
+
     def abort(self) -> None:
-        self._hush()
         if self.transport is not None:
             self.transport.abort()
 
@@ -65,18 +68,9 @@ class _Inlet(asyncio.BufferedProtocol):
         self._landing = None
         self._reader.discard()
 
-    def _hush(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
     def _hello(self, hello: Hello) -> None:
-        self._hush()
-        if self._receiver.knows(hello):
+        if self._receiver.door.admit(self, hello.node, hello.digest):
             self.node = hello.node
-        else:
-            self._receiver.refused_connections += 1
-            self.abort()
 
     def _begin(self, frame: FrameHeader) -> memoryview | None:
         landing = self._landing = self._receiver.place(self, frame)
@@ -102,7 +96,7 @@ class KvReceiver:
     land; None verifies and discards.
 
     Counters, cumulative since `reset`: landed_bytes (verified wire bytes by sender), landed_frames, duplicates (frames
-    that came again after a reconnection), refused (frames by reason), refused_connections (wrong secret). Reasons:
+    that came again after a reconnection), refused (frames by reason; connections are the door's). Reasons:
     unknown_token (never expected, withdrawn, or complete), wrong_sender, out_of_range, overlap, bad_crc, malformed (the
     connection is closed: its stream is out of step).
     """
@@ -110,7 +104,7 @@ class KvReceiver:
     def __init__(
         self,
         node: str,
-        secret: str,
+        door: Door,
         on_landed: Callable[[int], None],
         on_damaged: Callable[[int, str], None],
         *,
@@ -121,7 +115,7 @@ class KvReceiver:
             raise ValueError(f"byte_scale={byte_scale}: must be positive")
         self.node = node
         self.inlets: set[_Inlet] = set()
-        self._digest = secret_digest(secret)
+        self.door = door
         self._on_landed, self._on_damaged = on_landed, on_damaged
         self._byte_scale = byte_scale
         self._sink = sink
@@ -204,9 +198,6 @@ class KvReceiver:
                 inlet.abort()
             await self._all_closed.wait()
 
-    def knows(self, hello: Hello) -> bool:
-        return hmac.compare_digest(hello.digest, self._digest)
-
     def refuse(self, reason: str) -> None:
         self.refused[reason] += 1
 
@@ -263,4 +254,4 @@ class KvReceiver:
     def _zero(self) -> None:
         self.landed_bytes: dict[str, int] = {}
         self.refused: Counter[str] = Counter()
-        self.landed_frames = self.duplicates = self.refused_connections = 0
+        self.landed_frames = self.duplicates = 0

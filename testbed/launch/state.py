@@ -245,9 +245,10 @@ def boot_id() -> str:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    """Write JSON so that a reader sees the old file or the new one, never a part; for this user's eyes only."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(data, indent=1) + "\n")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(json.dumps(data, indent=1) + "\n")
     part.replace(path)
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import uvloop
 
 from emulator.clock import Clock
+from emulator.door import Door
 from emulator.messages import Expect, Transmit
 from emulator.transfer.receiver import KvReceiver
 from emulator.transfer.sender import FRAME_BYTES, KvSender
@@ -62,7 +63,7 @@ async def receive(options: argparse.Namespace) -> None:
 
     receiver = KvReceiver(
         "d0",
-        SECRET,
+        Door(SECRET),
         lambda token: tell({"landed": token}),
         lambda token, reason: tell({"damaged": token, "reason": reason}),
     )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.channel import MAX_FRAME_BYTES, Channel, Dialler
+from emulator.door import Door
 from emulator.messages import Abort, AnyMessage, Cancel, Grant, Hello, Landed, Refuse, encode
 
 HOST = "127.0.0.1"
@@ -41,6 +42,21 @@ class Pipe(asyncio.Transport):
     def close(self) -> None:
         self.closing = True
 
+    def abort(self) -> None:
+        self.closing = True
+
+
+class Never:
+    """A timer that does not go off."""
+
+    def cancel(self) -> None:
+        pass
+
+
+def still_door(secret: str = SECRET) -> Door:
+    """A door without an event loop: nobody's time runs out."""
+    return Door(secret, later=lambda delay_s, call, *args: Never())
+
 
 class End:
     """One end of a connection, without a socket: what it heard, and why it closed."""
@@ -52,7 +68,7 @@ class End:
         self.channel = Channel(
             lambda channel, message: self.heard.append(message),
             lambda channel, reason: self.closed.append(reason),
-            secret=secret,
+            door=still_door(secret) if hello is None else None,
             hello=hello,
         )
         self.channel.connection_made(self.pipe)
@@ -110,7 +126,7 @@ class TestFraming:
             heard.append(message)
             channel.close("enough")
 
-        channel = Channel(on_message, lambda channel, reason: None, secret=SECRET)
+        channel = Channel(on_message, lambda channel, reason: None, door=still_door(SECRET))
         channel.connection_made(Pipe())
         channel.data_received(frame(HELLO) + frame(Landed(1)))
         assert heard == [HELLO]
@@ -138,7 +154,7 @@ class TestHello:
         assert end.heard == []
         assert end.channel.peer == ""
         end.lose()
-        assert end.closed == ["no valid hello"]
+        assert end.closed == [f"no valid hello: {'wrong_token' if isinstance(first, Hello) else 'malformed'}"]
 
     def test_a_secret_of_any_characters_is_known(self) -> None:
         end = End(secret="sécret")
@@ -155,7 +171,7 @@ class TestClosing:
     """Whoever sends to a connection that is gone is told so."""
 
     def test_before_it_is_made_nothing_can_be_sent(self) -> None:
-        channel = Channel(lambda c, m: None, lambda c, r: None, secret=SECRET, hello=HELLO)
+        channel = Channel(lambda c, m: None, lambda c, r: None, hello=HELLO)
         assert not channel.is_open
         assert not channel.send(Landed(1))
 
@@ -180,7 +196,7 @@ class Node:
     """A listening node on loopback, and everything it heard."""
 
     def __init__(self, secret: str = SECRET) -> None:
-        self.secret = secret
+        self.door = Door(secret)
         self.heard: list[AnyMessage] = []
         self.channels: list[Channel] = []
         self.port = 0
@@ -192,7 +208,7 @@ class Node:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _accept(self) -> Channel:
-        channel = Channel(lambda c, m: self.heard.append(m), lambda c, r: self.channels.remove(c), secret=self.secret)
+        channel = Channel(lambda c, m: self.heard.append(m), lambda c, r: self.channels.remove(c), door=self.door)
         self.channels.append(channel)
         return channel
 

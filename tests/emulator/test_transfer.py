@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -13,6 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.door import Door
 from emulator.frames import (
     ACK,
     FrameError,
@@ -68,7 +70,7 @@ class Node:
         self.damaged: list[tuple[int, str]] = []
         self.receiver = KvReceiver(
             "d0",
-            SECRET,
+            Door(SECRET),
             self.landed.append,
             lambda token, reason: self.damaged.append((token, reason)),
             **options,  # type: ignore[arg-type]
@@ -500,9 +502,26 @@ class TestWhatDoesNotBelong:
         dialler = await dial(node, secret="guess")
         dialler.writer.write(encode_header(1, 0, b"a" * 1000) + b"a" * 1000)
         assert await dialler.closed()
-        assert node.receiver.refused_connections == 1
+        assert node.receiver.door.refused == {"wrong_token": 1}
         assert node.landed == []
         assert node.receiver.expected == 1
+
+    @pytest.mark.parametrize(
+        ("first", "reason"),
+        [
+            (b"GET / HTTP/1.1\r\n" + b"x" * 200, "malformed"),
+            (b"PKH\x02" + encode_hello("p0", SECRET)[4:], "wrong_version"),
+        ],
+    )
+    async def test_a_strangers_first_bytes_decide(self, nodes: Nodes, first: bytes, reason: str) -> None:
+        node = await nodes()
+        reader, writer = await asyncio.open_connection(HOST, node.port)
+        writer.write(first)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert node.receiver.door.refused == {reason: 1}
+        assert node.receiver.door.strangers == 0
+        writer.close()
 
     async def test_a_stream_out_of_step_is_closed(self, nodes: Nodes, dial: Dial) -> None:
         node = await nodes()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.fleet import launch_spec
-from testbed.launch.state import StateDir
+from testbed.launch.state import StateDir, write_json
 from testbed.scenario import Scenario
 
 REPOSITORY = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ class Loopback:
         """Start one process (again)."""
         self._state.ready_file(name).unlink(missing_ok=True)
         path = self._state.config_file(name)
-        path.write_text(json.dumps(self._configs[name]))
+        write_json(path, self._configs[name])
         fds = (self._listener.fileno(),) if name == "gateway" else ()
         with self._state.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
@@ -103,6 +103,10 @@ class Loopback:
         """SIGTERM; the exit code."""
         self.signal(name, signal.SIGTERM)
         return self.processes[name].wait(PATIENCE_S)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """What a process was started with."""
+        return dict(self._configs[name])
 
     def control_port(self, name: str) -> int:
         port: int = self._configs[name]["control_port"]

@@ -292,7 +292,7 @@ async def test_a_node_that_dials_again_has_lost_what_was_under_way(fleet: Fleet)
 
     async def dial() -> Channel:
         _, channel = await asyncio.get_running_loop().create_connection(
-            lambda: Channel(on_message, lambda channel, reason: None, secret="secret", hello=Hello("b", "secret")),
+            lambda: Channel(on_message, lambda channel, reason: None, hello=Hello("b", "secret")),
             "127.0.0.1",
             fleet.ports["d"][0],
         )
