@@ -46,6 +46,7 @@ from netem.topology import TopologySettings
 TRIES: Final = 2
 """Of a cell that a busy machine spoilt."""
 _LEAD_S = 0.2
+_CATCH_UP_S = 2.5  # what lost packets held back comes: two of TCP's timeouts, the second doubled
 _STEP_AT_S = (2.0, 4.0)
 _RUN = "/run"
 
@@ -107,7 +108,8 @@ def _with_counters(cell: Cell, found: Found, before: Any, after: Any, by_netem: 
 
 
 def _goodput(bench: Bench, cell: Cell) -> Found:
-    sent = bench.call(probe.traffic, cell.seconds, cell.connections, cell.direction == DIRECTIONS[1])
+    lasts_s = cell.seconds + _CATCH_UP_S
+    sent = bench.call(probe.traffic, lasts_s, cell.connections, cell.direction == DIRECTIONS[1])
     rate_bps, _ = goodput_bps(sent.timelines, cell.seconds, probe.settled_s(cell.seconds, cell.rtt_s))
     expected_bps = expected_goodput(cell)
     first_bits = first_second_bps(sent.timelines, sent.began_ns) / expected_goodput_bps(1.0)  # headers too

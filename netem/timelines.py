@@ -13,6 +13,8 @@ from netem.link import LinkError
 
 Timeline = Sequence[tuple[int, int]]
 
+_SUPER_PACKET_BYTES = 65_536
+_STRIDE_NS = 5_000_000
 _HELD_S = 0.5  # a new rate that is kept for as long is there
 
 
@@ -43,7 +45,10 @@ def delivered(timelines: Sequence[Timeline], start_ns: int, end_ns: int) -> floa
 def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) -> tuple[float, float]:
     """(bits/s, window in s) of several receivers' timelines over their common window.
 
-    The window is [last first byte + skip_s, earliest first byte + seconds], or to the last byte if that came sooner.
+    The window is [last first byte + skip_s, earliest first byte + seconds], or to the last byte if that came sooner. A
+    lost packet holds back all that came after it (a second of it, where a retransmission is lost too), so the window
+    closes at its end or later, while all still send: at the first moment when what had arrived was as far as it then
+    ever got beside a straight line, to a super-packet.
     Raises LinkError if nothing is left of it.
     """
     if not timelines or not all(timelines):
@@ -53,6 +58,14 @@ def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) ->
     end_ns = min(end_ns, max(timeline[-1][0] for timeline in timelines))
     if end_ns <= start_ns:
         raise LinkError(f"probe: nothing came after the first {skip_s} s; measure for longer")
+    mean = delivered(timelines, start_ns, end_ns) / (end_ns - start_ns)  # bytes/ns
+
+    def behind(at_ns: int) -> float:
+        return mean * (at_ns - start_ns) - sum(bytes_at(one, at_ns) for one in timelines)
+
+    moments = range(end_ns, max(end_ns, min(timeline[-1][0] for timeline in timelines)) + 1, _STRIDE_NS)
+    lags = [behind(at_ns) for at_ns in moments]
+    end_ns = next(at_ns for at_ns, lag in zip(moments, lags, strict=True) if lag <= min(lags) + _SUPER_PACKET_BYTES)
     window_s = (end_ns - start_ns) / 1e9
     return delivered(timelines, start_ns, end_ns) * 8 / window_s, window_s
 

@@ -54,6 +54,25 @@ def test_bytes_between_two_notes_are_in_proportion_and_before_the_first_there_ar
     assert [bytes_at(timeline, at * MS) for at in (5, 10, 15, 20, 99)] == [0, 100, 200, 300, 300]
 
 
+@pytest.mark.parametrize("held_from_ms", [4000, 9000, 9800])
+def test_what_a_lost_packet_holds_back_changes_nothing(held_from_ms: int) -> None:
+    """One of two connections gets nothing for 1.2 s, and then all of it in turn: the link was never idle."""
+    until_ms = held_from_ms + 1200
+    before = [note for note in steady(0, 12_000, 1000) if note[0] <= held_from_ms * MS]
+    missed = [(until_ms * MS + n * MS, before[-1][1] + n * 10_000) for n in range(1, 120)]
+    after = [note for note in steady(0, 12_000, 1000) if note[0] >= (until_ms + 200) * MS]
+    rate_bps, _ = goodput_bps([before + missed + after, steady(0, 12_000, 1000)], seconds=10.0, skip_s=1.0)
+    assert rate_bps == pytest.approx(16e6, rel=0.01)
+
+
+def test_a_link_that_gives_out_is_not_taken_for_a_lost_packet() -> None:
+    """Half the rate from the middle on: over the whole window, not the better half of it."""
+    half = [*steady(0, 5000, 1000), *((t * MS, 5_000_000 + (t - 5000) * 500) for t in range(5005, 12_001, 5))]
+    rate_bps, window_s = goodput_bps([half], seconds=10.0, skip_s=1.0)
+    assert rate_bps == pytest.approx(8e6 * (4 + 2.5) / 9)
+    assert window_s == pytest.approx(9)
+
+
 def test_the_first_second_begins_when_the_sender_does_and_has_the_burst() -> None:
     timeline = steady(20, 3000, 1000, first_burst=70_000)
     assert first_second_bps([timeline], began_ns=0) == pytest.approx((980_000 + 70_000) * 8)
