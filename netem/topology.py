@@ -15,7 +15,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,8 +33,8 @@ SITE_INTERFACE = "up0"
 WAN_INTERFACES: Mapping[str, str] = {"to_pd": "w-pd", "to_prfaas": "w-prfaas"}  # direction -> interface that shapes it
 
 _PREFIX = 24
-_SITE_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:01", "pd": "02:77:02:00:00:01"}
-_WAN_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:02", "pd": "02:77:02:00:00:02"}
+SITE_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:01", "pd": "02:77:02:00:00:01"}
+WAN_MAC: Mapping[str, str] = {"prfaas": "02:77:01:00:00:02", "pd": "02:77:02:00:00:02"}
 _CLONE_NEWNET = 0x40000000
 _NUD_PERMANENT = 0x80
 _IFF_UP = 1
@@ -121,14 +121,24 @@ def build(settings: TopologySettings | None = None) -> Topology:
         for site in ADDRESSES:
             in_namespace(fds[site], _connect_site, settings, site, fds["wan"])
             in_namespace(fds["wan"], _connect_wan, site)
-            in_namespace(fds[site], _add_route, settings, site)
-        algorithms = [in_namespace(fds[site], _verify_site, settings, site) for site in ADDRESSES]
-        in_namespace(fds["wan"], _verify_wan, settings)
+            in_namespace(fds[site], add_route, settings, site)
+        algorithms = [in_namespace(fds[site], verify_site, settings, site) for site in ADDRESSES]
+        in_namespace(fds["wan"], verify_wan, settings)
     except BaseException:
         for fd in fds.values():
             os.close(fd)
         raise
-    return Topology(fds, settings, algorithms[0], in_namespace(fds["pd"], _rto_max_s))
+    return Topology(fds, settings, algorithms[0], in_namespace(fds["pd"], kept_rto_max_s))
+
+
+def described(settings: TopologySettings, congestion_control: str, rto_max_s: float | None) -> dict[str, Any]:
+    """The sites and what was read back of them, as a testbed's status and a run's provenance tell it."""
+    return {
+        "sites": {site: ADDRESSES.get(site) for site in SITES},
+        "settings": asdict(settings),
+        "congestion_control": congestion_control,
+        "tcp_rto_max_s": rto_max_s,
+    }
 
 
 def set_wan_interface(interface: str, up: bool) -> None:
@@ -138,11 +148,11 @@ def set_wan_interface(interface: str, up: bool) -> None:
     if site is None:
         raise LinkError(f"interface {interface}: is none of the WAN's ({', '.join(WAN_INTERFACES.values())})")
     with IPRoute() as ip:
-        index = _index(ip, interface)
+        index = index_of(ip, interface)
         try:
             ip.link("set", index=index, state="up" if up else "down")
             if up:  # its address stays, and the kernel routes to it again; the neighbour went with the interface
-                _replace_neighbour(ip, index, ADDRESSES[site], _SITE_MAC[site])
+                _replace_neighbour(ip, index, ADDRESSES[site], SITE_MAC[site])
         except NetlinkError as refused:
             what = f"interface {interface}: the kernel did not take it {'up' if up else 'down'} ({refused})"
             raise LinkError(f"{what}; {_PRIVILEGE_REMEDY if refused.code == errno.EPERM else _DOCTOR}") from refused
@@ -155,7 +165,7 @@ def set_wan_interface(interface: str, up: bool) -> None:
 def is_up(interface: str) -> bool:
     """Whether an interface of this network namespace is up, as the kernel has it. Raises LinkError where it is not."""
     with IPRoute() as ip:
-        link: Any = next(iter(ip.get_links(_index(ip, interface))))
+        link: Any = next(iter(ip.get_links(index_of(ip, interface))))
         return bool(link["flags"] & _IFF_UP)
 
 
@@ -212,11 +222,11 @@ def _libc() -> ctypes.CDLL:
 
 def _prepare(settings: TopologySettings, site: str) -> None:
     with IPRoute() as ip:
-        ip.link("set", index=_index(ip, "lo"), state="up")
+        ip.link("set", index=index_of(ip, "lo"), state="up")
     for family in ("tcp_wmem", "tcp_rmem"):
         low, default, _ = _read_sysctl(f"ipv4/{family}").split()
         _write_sysctl(f"ipv4/{family}", f"{low} {default} {max(settings.tcp_buffer_max_bytes, int(default))}")
-    if settings.rto_max_s is not None and _rto_max_s() is not None:
+    if settings.rto_max_s is not None and kept_rto_max_s() is not None:
         bound_tries(settings.rto_max_s)
     if settings.slow_start_after_idle is not None:
         _write_sysctl("ipv4/tcp_slow_start_after_idle", str(int(settings.slow_start_after_idle)))
@@ -235,7 +245,7 @@ def bound_tries(rto_max_s: float) -> None:
     _write_sysctl("ipv4/tcp_retries2", _TRIES)  # the default, 15, would then be 14 s of outage
 
 
-def _rto_max_s() -> float | None:
+def kept_rto_max_s() -> float | None:
     """The bound between two tries of TCP in this namespace; None where the kernel has none that can be set."""
     try:
         return int(_read_sysctl(_RTO_MAX_MS)) / 1e3
@@ -244,22 +254,22 @@ def _rto_max_s() -> float | None:
 
 
 def _connect_site(settings: TopologySettings, site: str, wan_fd: int) -> None:
-    peer = {"ifname": f"w-{site}", "net_ns_fd": wan_fd, "address": _WAN_MAC[site], "mtu": settings.mtu}
+    peer = {"ifname": f"w-{site}", "net_ns_fd": wan_fd, "address": WAN_MAC[site], "mtu": settings.mtu}
     with IPRoute() as ip:
-        ip.link("add", ifname=SITE_INTERFACE, kind="veth", address=_SITE_MAC[site], mtu=settings.mtu, peer=peer)
+        ip.link("add", ifname=SITE_INTERFACE, kind="veth", address=SITE_MAC[site], mtu=settings.mtu, peer=peer)
         single = settings.single_packets
         if not try_netem() if single is None else single:  # netem takes a super-packet for one packet
-            send_single(ip, _index(ip, SITE_INTERFACE))
-        _configure(ip, SITE_INTERFACE, ADDRESSES[site], WAN_ADDRESSES[site], _WAN_MAC[site])
+            send_single(ip, index_of(ip, SITE_INTERFACE))
+        configure(ip, SITE_INTERFACE, ADDRESSES[site], WAN_ADDRESSES[site], WAN_MAC[site])
 
 
 def _connect_wan(site: str) -> None:
     with IPRoute() as ip:
-        _configure(ip, f"w-{site}", WAN_ADDRESSES[site], ADDRESSES[site], _SITE_MAC[site])
+        configure(ip, f"w-{site}", WAN_ADDRESSES[site], ADDRESSES[site], SITE_MAC[site])
 
 
-def _configure(ip: IPRoute, name: str, address: str, neighbour: str, neighbour_mac: str) -> None:
-    index = _index(ip, name)
+def configure(ip: IPRoute, name: str, address: str, neighbour: str, neighbour_mac: str) -> None:
+    index = index_of(ip, name)
     ip.link("set", index=index, state="up")
     ip.addr("add", index=index, address=address, prefixlen=_PREFIX)
     _replace_neighbour(ip, index, neighbour, neighbour_mac)
@@ -270,7 +280,7 @@ def _replace_neighbour(ip: IPRoute, index: int, address: str, mac: str) -> None:
     ip.neigh("replace", ifindex=index, dst=address, lladdr=mac, state=_NUD_PERMANENT)
 
 
-def _add_route(settings: TopologySettings, site: str) -> None:
+def add_route(settings: TopologySettings, site: str) -> None:
     # The algorithm rides on the route: the sysctl refuses "restricted" ones outside the host's first namespace.
     metrics = {"cc_algo": settings.congestion_control}
     with IPRoute() as ip:
@@ -290,7 +300,7 @@ def _no_such_algorithm(name: str) -> LinkError:
     )
 
 
-def _index(ip: IPRoute, name: str) -> int:
+def index_of(ip: IPRoute, name: str) -> int:
     found = ip.link_lookup(ifname=name)
     if not found:
         raise LinkError(f"interface {name}: not in this network namespace; the topology builds it")
@@ -312,7 +322,7 @@ def _write_sysctl(name: str, value: str) -> None:
         raise LinkError(f"sysctl net/{name}: asked {value!r}, the kernel kept {kept!r}; ask for a value it accepts")
 
 
-def _verify_site(settings: TopologySettings, site: str) -> str:
+def verify_site(settings: TopologySettings, site: str) -> str:
     gateway = WAN_ADDRESSES[site]
     with IPRoute() as ip:
         _verify_interface(ip, SITE_INTERFACE, ADDRESSES[site], settings.mtu)
@@ -328,7 +338,7 @@ def _verify_site(settings: TopologySettings, site: str) -> str:
     return str(algorithm)
 
 
-def _verify_wan(settings: TopologySettings) -> None:
+def verify_wan(settings: TopologySettings) -> None:
     with IPRoute() as ip:
         for site, address in WAN_ADDRESSES.items():
             _verify_interface(ip, f"w-{site}", address, settings.mtu)
@@ -344,14 +354,14 @@ def _verify_restored(ip: IPRoute, index: int, interface: str, site: str) -> None
         if n["state"] & _NUD_PERMANENT
     }
     network = ADDRESSES[site].rpartition(".")[0] + ".0"
-    kept = (WAN_ADDRESSES[site] in addresses, network in routes, neighbours.get(ADDRESSES[site]) == _SITE_MAC[site])
+    kept = (WAN_ADDRESSES[site] in addresses, network in routes, neighbours.get(ADDRESSES[site]) == SITE_MAC[site])
     if not all(kept):
         what = f"addresses {sorted(map(str, addresses))}, routes {sorted(map(str, routes))}, neighbours {neighbours}"
         raise LinkError(f"interface {interface}: up again, but the kernel kept {what}; start anew: prfaas down")
 
 
 def _verify_interface(ip: IPRoute, name: str, address: str, mtu: int) -> None:
-    link: Any = next(iter(ip.get_links(_index(ip, name))))
+    link: Any = next(iter(ip.get_links(index_of(ip, name))))
     seen = {a.get_attr("IFA_LOCAL") for a in ip.get_addr(index=link["index"])}
     if address not in seen or not link["flags"] & 1 or link.get_attr("IFLA_MTU") != mtu:
         kept = f"addresses {sorted(map(str, seen))}, up {bool(link['flags'] & 1)}, MTU {link.get_attr('IFLA_MTU')}"

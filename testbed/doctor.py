@@ -19,7 +19,8 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.capabilities import probe
 from netem.link import LinkError
-from testbed.launch.namespaces import open_port, refusal, search_path, unshare_argv
+from testbed.launch.handover import open_port
+from testbed.launch.namespaces import refusal, search_path, unshare_argv
 from testbed.launch.state import StateDir, TestbedError
 
 Status = Literal["ok", "warn", "missing"]

@@ -26,7 +26,7 @@ from testbed.chaos.experiment import Experiment
 from testbed.chaos.journal import Check, Journal
 from testbed.chaos.load import stalled
 from testbed.chaos.orders import hinder, wall_steps
-from testbed.launch import client, processes
+from testbed.launch import client
 from testbed.launch.state import TestbedError
 from testbed.linksteps import LinkLayer
 from testbed.load import Disturbance, Outcome, Testbed, run_load
@@ -273,12 +273,11 @@ class Troubles:
             known = {one["name"]: one["alive"] for one in self._testbed.call("GET", "/prfaas/status")["nodes"]}
         except TestbedError as error:
             return [str(error)]
-        pids = processes.host_pids(self._testbed.state.root)
         wrong = []
         for node in self._nodes:
             if told[node]["state"] != "running":
                 wrong.append(f"{node} is {told[node]['state']}")
-            elif _is_stopped(pids.get(told[node]["pid"])):
+            elif told[node]["frozen"]:
                 wrong.append(f"{node} is stopped")
             elif not known.get(node):
                 wrong.append(f"{node} is not known to control")
@@ -302,14 +301,6 @@ def account_checks(totals: dict[str, Any]) -> list[Check]:
         text = ", ".join(f"{key} {value}" for key, value in left.items())
         out.append(Check(f"{node}: reservations, slots and queue are empty", not left, text))
     return out
-
-
-def _is_stopped(pid: int | None) -> bool:
-    if pid is None:
-        return False
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
 
 
 @contextlib.contextmanager

@@ -98,11 +98,11 @@ def load(
 
 def status(json: JsonOption = False) -> None:
     """What is up: processes, nodes, queues, the load. Exit code 1 when something of it is dead."""
-    from testbed.launch import namespaces
+    from testbed.launch import launchers
     from testbed.launch.state import TestbedError
     from testbed.show import show_status
 
-    result = namespaces.status()
+    result = launchers.status()
     gateway: dict[str, Any] | None = None
     if result.get("up"):
         try:
@@ -146,9 +146,9 @@ def logs(
 
 def down(json: JsonOption = False) -> None:
     """Stop the testbed, and remove whatever is left of one."""
-    from testbed.launch import namespaces
+    from testbed.launch import launchers
 
-    removed = namespaces.down()
+    removed = launchers.down()
     if json:
         print_json({"removed": removed})
     else:

@@ -23,7 +23,7 @@ def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
     """The testbed of a scenario with one deployment, and whether it was up already."""
     from testbed.assemble import lengths_of_workload, max_input_tokens
     from testbed.fleet import launch_spec
-    from testbed.launch import namespaces
+    from testbed.launch import launchers
     from testbed.launch.state import StateDir
     from testbed.load import Testbed
     from testbed.policies import load_policy
@@ -36,13 +36,13 @@ def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
     state = StateDir(create=True)
     started = time.monotonic()
     say(f"starting {scenario.name} ({deployment.name}) ...")
-    result = namespaces.up(launch_spec(scenario, deployment, port=port, state=state))
+    result = launchers.up(launch_spec(scenario, deployment, port=port, state=state))
     if not result.already:
         try:
             (state.root / "scenario.yaml").write_text(scenario.to_yaml())
             say(f"up after {time.monotonic() - started:.1f} s")
         except BaseException:  # Ctrl-C: a start that is interrupted leaves nothing
-            namespaces.down()
+            launchers.down()
             raise
     return Testbed(state, scenario, result.port), result.already
 
@@ -51,13 +51,13 @@ def running_testbed() -> Testbed:
     """The testbed that is up. Raises TestbedError without one."""
     import yaml
 
-    from testbed.launch import namespaces
+    from testbed.launch import launchers
     from testbed.launch.client import NOT_UP
     from testbed.launch.state import StateDir, TestbedError
     from testbed.load import Testbed
     from testbed.scenario import parse
 
-    found = namespaces.status()
+    found = launchers.status()
     state = StateDir()
     path = state.root / "scenario.yaml"
     if not found.get("up") or not path.exists():
@@ -110,7 +110,7 @@ def wire(scenario: Scenario, port: int, *, keep: bool) -> Iterator[Testbed]:
     Exits with 3 when the link is not what was asked for.
     """
     from testbed import linkctl
-    from testbed.launch import namespaces
+    from testbed.launch import launchers
 
     testbed, was_up = bring_up(
         scenario, port
@@ -126,7 +126,7 @@ def wire(scenario: Scenario, port: int, *, keep: bool) -> Iterator[Testbed]:
         yield testbed
     finally:
         if not keep and not was_up:
-            namespaces.down()
+            launchers.down()
 
 
 def offer_load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | None, workers: int) -> Outcome:

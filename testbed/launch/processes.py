@@ -14,7 +14,13 @@ from pathlib import Path
 
 from testbed.launch.state import ProcessId, StateDir, TestbedError
 
-MODULES = ("testbed.launch.supervisor", "netem.agent", "emulator.worker", "testbed.gateway")
+MODULES = (
+    "testbed.launch.pid1",
+    "testbed.launch.compose_supervisor",
+    "netem.agent",
+    "emulator.worker",
+    "testbed.gateway",
+)
 HOST_INTERFACES = ("w-prfaas", "w-pd")  # netem.topology makes them, and never on the host
 GONE_S = 10.0
 

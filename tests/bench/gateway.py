@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from testbed.fleet import launch_spec
-from testbed.launch import namespaces
+from testbed.launch import launchers, namespaces
 from testbed.launch.state import StateDir
 from testbed.load import Testbed
 from testbed.report.tables import request_table
@@ -73,10 +73,10 @@ def running(chosen: Scenario, on: str, folder: Path) -> Iterator[Testbed]:
     os.environ["PRFAAS_STATE"] = str(folder / "state")
     state = StateDir(create=True)
     try:
-        up = namespaces.up(launch_spec(chosen, chosen.deployments[0], port=free_port(), state=state))
+        up = launchers.up(launch_spec(chosen, chosen.deployments[0], port=free_port(), state=state))
         yield Testbed(state, chosen, up.port)
     finally:
-        namespaces.down()
+        launchers.down()
 
 
 def measure(testbed: Testbed, requests: int, folder: Path) -> dict[str, dict[str, float]]:

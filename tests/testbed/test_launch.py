@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.launch import client, namespaces, processes
+from testbed.launch import client, handover, launchers, namespaces, processes
 from testbed.launch.spec import LaunchSpec, ProcessSpec, signal_number
 from testbed.launch.state import ProcessId, Record, StateDir, TestbedError, tail
 
@@ -201,12 +201,12 @@ class TestNamespaces:
             other.listen()
             port = other.getsockname()[1]
             with pytest.raises(TestbedError, match=rf"port {port} .* process {os.getpid()} .*--port"):
-                namespaces.open_port(port)
+                handover.open_port(port)
 
     def test_nothing_up_is_no_error(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "s"))
-        assert namespaces.status() == {"up": False, "stale": False, "state_dir": str(tmp_path / "s")}
-        assert namespaces.down() == []
+        assert launchers.status() == {"up": False, "stale": False, "state_dir": str(tmp_path / "s")}
+        assert launchers.down() == []
         assert not (tmp_path / "s").exists()
 
 

@@ -32,7 +32,7 @@ from tests.wire import host
 
 REPOSITORY: Final = Path(__file__).parents[2]
 MODULES: Final = {
-    "testbed.launch.supervisor": "supervisor",
+    "testbed.launch.pid1": "supervisor",
     "netem.agent": "agent",
     "netem.delay": "delay line",
     "testbed.gateway": "gateway",

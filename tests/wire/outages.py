@@ -31,7 +31,7 @@ import aiohttp
 import yaml
 
 from testbed.fleet import launch_spec
-from testbed.launch import client, namespaces
+from testbed.launch import client, launchers
 from testbed.launch.state import StateDir
 from testbed.load import Testbed
 from testbed.scenario import parse
@@ -115,10 +115,10 @@ def testbed_up(*, bounded: bool) -> Iterator[Testbed]:
         spec = launch_spec(scenario, scenario.deployments[0], port=port, state=state)
         if not bounded:
             spec = dataclasses.replace(spec, topology={**(spec.topology or {}), "rto_max_s": None})
-        namespaces.up(spec)
+        launchers.up(spec)
         yield Testbed(state, scenario, port)
     finally:
-        namespaces.down()
+        launchers.down()
         shutil.rmtree(root, ignore_errors=True)
         if before is None:
             del os.environ["PRFAAS_STATE"]

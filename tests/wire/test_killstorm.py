@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.launch import namespaces
+from testbed.launch import handover, namespaces
 from tests.wire import host
 from tests.wire.killstorm import MOMENTS, VICTIMS, Kill, Plan, Storm, main, plans
 
@@ -45,7 +45,7 @@ def test_what_is_left_is_found(tmp_path: Path) -> None:
     storm.state.mkdir()
     (storm.state / "agent.sock").touch()
     (tmp_path / "tmp" / "prfaas-load-1").mkdir()
-    with namespaces.open_port(storm.port):
+    with handover.open_port(storm.port):
         storm._nothing_left()
     assert [one.split(" ")[1].rsplit("/", 1)[-1] for one in storm.round.wrong] == [
         "agent.sock",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from testbed.launch import client, namespaces, processes
+from testbed.launch import client, launchers, namespaces, processes
 from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir, TestbedError
 
@@ -62,7 +62,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[StateDir]:
     root = Path(tempfile.mkdtemp(prefix="prf"))
     monkeypatch.setenv("PRFAAS_STATE", str(root))
     yield StateDir()
-    namespaces.down()
+    launchers.down()
     shutil.rmtree(root, ignore_errors=True)
 
 
@@ -89,7 +89,7 @@ def make(state: StateDir, tmp_path: Path) -> Callable[..., LaunchSpec]:
 
 
 def told(name: str) -> dict[str, Any]:
-    listed = namespaces.status()["supervisor"]["processes"]
+    listed = launchers.status()["supervisor"]["processes"]
     found: dict[str, Any] = next(process for process in listed if process["name"] == name)
     return found
 
@@ -133,7 +133,7 @@ def test_a_testbed_with_sites_comes_up_and_goes_without_a_trace(
 ) -> None:
     before = host_network()
     spec = make({"mtu": 1500}, agent="good", worker="good", gateway="good")
-    up = namespaces.up(spec)
+    up = launchers.up(spec)
     assert (up.already, up.scenario, up.dead) == (False, "stubs", ())
     assert hello(spec.port) == b"hello"
     assert told("worker")["site"] == "prfaas"
@@ -143,48 +143,48 @@ def test_a_testbed_with_sites_comes_up_and_goes_without_a_trace(
     assert client.supervisor().post("/run", {**command, "site": "pd"})["rc"] == 1
     assert host_network() == before
 
-    assert namespaces.down() != []
+    assert launchers.down() != []
     assert_nothing_left(state)
     assert host_network() == before
     with pytest.raises(ConnectionRefusedError):
         hello(spec.port)
-    assert namespaces.down() == []
+    assert launchers.down() == []
 
 
 def test_a_second_up_finds_the_first(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    first, second = namespaces.up(make()), namespaces.up(make())
+    first, second = launchers.up(make()), launchers.up(make())
     assert second == replace(first, already=True)
 
 
 def test_another_specification_is_refused_while_one_is_up(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     with pytest.raises(TestbedError, match=r"another specification .*prfaas down"):
-        namespaces.up(make(worker="good"))
+        launchers.up(make(worker="good"))
     assert told("gateway")["state"] == "running"
 
 
 def test_two_ups_at_once_start_one_testbed(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        ups = list(pool.map(namespaces.up, [make(), make()]))
+        ups = list(pool.map(launchers.up, [make(), make()]))
     assert sorted(up.already for up in ups) == [False, True]
     assert ups[0].run_id == ups[1].run_id
 
 
 def test_it_outlives_the_command_that_started_it(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     program = (
-        "import json, sys; from testbed.launch.spec import LaunchSpec; from testbed.launch import namespaces;"
-        "namespaces.up(LaunchSpec.from_json(json.load(sys.stdin)))"
+        "import json, sys; from testbed.launch.spec import LaunchSpec; from testbed.launch import launchers;"
+        "launchers.up(LaunchSpec.from_json(json.load(sys.stdin)))"
     )
     subprocess.run([sys.executable, "-c", program], input=json.dumps(make().to_json()), text=True, check=True)
-    assert namespaces.status()["up"]
+    assert launchers.status()["up"]
     assert hello(make().port) == b"hello"
 
 
 def test_ctrl_c_while_starting_leaves_nothing(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     program = (
-        "import json, signal, sys; from testbed.launch.spec import LaunchSpec; from testbed.launch import namespaces\n"
+        "import json, signal, sys; from testbed.launch.spec import LaunchSpec; from testbed.launch import launchers\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may ignore it
-        "try: namespaces.up(LaunchSpec.from_json(json.loads(sys.argv[1])))\n"
+        "try: launchers.up(LaunchSpec.from_json(json.loads(sys.argv[1])))\n"
         "except KeyboardInterrupt: sys.exit(42)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program, json.dumps(make(worker="never ready").to_json())])
@@ -196,9 +196,9 @@ def test_ctrl_c_while_starting_leaves_nothing(state: StateDir, make: Callable[..
 
 def test_down_ends_a_start_that_still_waits(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(namespaces.up, make(worker="never ready"))
+        starting = pool.submit(launchers.up, make(worker="never ready"))
         until(lambda: state.log("worker").exists())
-        assert namespaces.down() != []
+        assert launchers.down() != []
         with pytest.raises(TestbedError, match="stopped while it started"):
             starting.result()
     assert_nothing_left(state)
@@ -212,55 +212,55 @@ def test_down_ends_a_start_that_still_waits(state: StateDir, make: Callable[...,
 def test_down_leaves_nothing_after_kill_9(
     state: StateDir, make: Callable[..., LaunchSpec], victim: Callable[[StateDir], int]
 ) -> None:
-    namespaces.up(make({}, worker="good", gateway="good"))
+    launchers.up(make({}, worker="good", gateway="good"))
     os.kill(victim(state), signal.SIGKILL)
-    assert namespaces.down() != []
+    assert launchers.down() != []
     assert_nothing_left(state)
 
 
 def test_the_kernel_ends_all_when_the_supervisor_dies(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     os.kill(supervisor_pid(state), signal.SIGKILL)
     until(lambda: processes.find(state.root) == [])
-    assert (namespaces.status()["up"], namespaces.status()["stale"]) == (False, True)
+    assert (launchers.status()["up"], launchers.status()["stale"]) == (False, True)
     assert any("is dead" in text for text in processes.leftovers(state))
-    assert namespaces.up(make()).already is False
+    assert launchers.up(make()).already is False
 
 
 def test_down_ends_a_supervisor_that_does_not_answer(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     os.kill(supervisor_pid(state), signal.SIGSTOP)
-    assert namespaces.down() != []
+    assert launchers.down() != []
     assert_nothing_left(state)
 
 
 def test_down_finds_the_processes_without_the_state_directory(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     shutil.rmtree(state.root)
-    assert len(namespaces.down()) >= 1
+    assert len(launchers.down()) >= 1
     assert processes.find(state.root) == []
 
 
 def test_a_process_that_ignores_sigterm_is_killed(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make(worker="stubborn"))
-    namespaces.down()
+    launchers.up(make(worker="stubborn"))
+    launchers.down()
     assert_nothing_left(state)
     assert "worker did not leave" in state.log("supervisor").read_text()
 
 
 def test_a_dead_process_is_told(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     client.supervisor().post("/signal", {"name": "worker", "signal": "KILL"})
     until(lambda: told("worker")["state"] == "dead")
     assert (told("worker")["signal"], told("worker")["exit_code"]) == ("SIGKILL", None)
     os.kill(told("gateway")["host_pid"], signal.SIGTERM)
     until(lambda: told("gateway")["state"] == "dead")
     assert (told("gateway")["signal"], told("gateway")["exit_code"]) == (None, 0)
-    assert namespaces.up(make()).dead == ("worker", "gateway")
+    assert launchers.up(make()).dead == ("worker", "gateway")
 
 
 def test_a_dead_process_is_started_again_as_it_was(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make({}, worker="good", gateway="good"))
+    launchers.up(make({}, worker="good", gateway="good"))
     supervisor, before = client.supervisor(), told("worker")
     with pytest.raises(TestbedError, match="worker runs; end it first"):
         supervisor.post("/restart", {"name": "worker"})
@@ -275,7 +275,7 @@ def test_a_dead_process_is_started_again_as_it_was(state: StateDir, make: Callab
 
 
 def test_one_that_does_not_start_again_is_told(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make(worker="good once", gateway="good"))
+    launchers.up(make(worker="good once", gateway="good"))
     os.kill(told("worker")["host_pid"], signal.SIGKILL)
     for _ in range(2):  # and it may be tried again
         until(lambda: told("worker")["state"] == "dead")
@@ -284,7 +284,7 @@ def test_one_that_does_not_start_again_is_told(state: StateDir, make: Callable[.
 
 
 def test_a_gateway_is_not_restarted_since_its_port_is_closed(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     os.kill(told("gateway")["host_pid"], signal.SIGKILL)
     until(lambda: told("gateway")["state"] == "dead")
     with pytest.raises(TestbedError, match=r"gateway cannot be restarted: .*prfaas down, prfaas up"):
@@ -292,7 +292,7 @@ def test_a_gateway_is_not_restarted_since_its_port_is_closed(state: StateDir, ma
 
 
 def test_without_its_gateway_the_port_refuses(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     os.kill(told("gateway")["host_pid"], signal.SIGKILL)
     until(lambda: told("gateway")["state"] == "dead")
     with pytest.raises(ConnectionRefusedError):
@@ -305,7 +305,7 @@ def test_a_taken_port_is_refused_before_anything_starts(state: StateDir, make: C
         other.bind(("127.0.0.1", make().port))
         other.listen()
         with pytest.raises(TestbedError, match=rf"port {make().port} .*process {os.getpid()} .*--port"):
-            namespaces.up(make())
+            launchers.up(make())
     assert processes.find(state.root) == []
     assert state.read() is None
 
@@ -313,25 +313,25 @@ def test_a_taken_port_is_refused_before_anything_starts(state: StateDir, make: C
 def test_a_process_that_is_never_ready_shows_its_log(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     spec = replace(make(worker="good", gateway="never ready"), ready_timeout_s=1.0)
     with pytest.raises(TestbedError, match=r"gateway: not ready within 1 s; .*gateway\.log:\nstub says never ready"):
-        namespaces.up(spec)
+        launchers.up(spec)
     assert_nothing_left(state)
 
 
 def test_a_process_that_ends_while_starting_shows_its_log(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     with pytest.raises(TestbedError, match=r"worker ended with exit code 3 .*worker\.log:\nstub says fail"):
-        namespaces.up(make(worker="fail", gateway="good"))
+        launchers.up(make(worker="fail", gateway="good"))
     assert_nothing_left(state)
     assert not state.log("gateway").exists()  # a later stage
 
 
 def test_a_program_that_is_not_there_is_named(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     with pytest.raises(TestbedError, match=r"worker: cannot be started: No such file .*/none/such"):
-        namespaces.up(LaunchSpec((ProcessSpec("worker", None, ("/none/such",)),), None, make().port))
+        launchers.up(LaunchSpec((ProcessSpec("worker", None, ("/none/such",)),), None, make().port))
 
 
 def test_a_topology_that_the_kernel_refuses_says_why(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     with pytest.raises(TestbedError, match=r"congestion_control: .*'sprint'"):
-        namespaces.up(make({"congestion_control": "sprint"}, worker="good"))
+        launchers.up(make({"congestion_control": "sprint"}, worker="good"))
     assert_nothing_left(state)
 
 
@@ -339,14 +339,14 @@ def test_processes_are_placed_on_cores(state: StateDir, make: Callable[..., Laun
     spec = make()
     core = max(os.sched_getaffinity(0))
     first = replace(spec.processes[0], cpus=(core,), nice=5)
-    namespaces.up(replace(spec, processes=(first, *spec.processes[1:])))
+    launchers.up(replace(spec, processes=(first, *spec.processes[1:])))
     pid = told("worker")["host_pid"]
     assert os.sched_getaffinity(pid) == {core}
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
 
 
 def test_orphans_are_reaped(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make(worker="orphan"))
+    launchers.up(make(worker="orphan"))
     script = (
         "import glob; print([open(p).read().rpartition(')')[2].split()[0] for p in glob.glob('/proc/[0-9]*/stat')])"
     )
@@ -359,7 +359,7 @@ def test_orphans_are_reaped(state: StateDir, make: Callable[..., LaunchSpec]) ->
 
 
 def test_helpers_are_bounded(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     supervisor = client.supervisor()
     slow = supervisor.post("/run", {"site": None, "argv": ["sh", "-c", "echo so far; sleep 60"], "timeout_s": 0.3})
     assert (slow["rc"], slow["stdout"], slow["timed_out"]) == (-signal.SIGKILL, "so far\n", True)
@@ -371,7 +371,7 @@ def test_helpers_are_bounded(state: StateDir, make: Callable[..., LaunchSpec]) -
 
 
 def test_asyncio_reaches_the_supervisor_too(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     asynchronous = client.AsyncUnixClient(state.supervisor_sock)
     assert asyncio.run(asynchronous.get("/status"))["phase"] == "ready"
     with pytest.raises(TestbedError, match="no process 'nobody'; there are: worker, gateway"):
@@ -379,5 +379,5 @@ def test_asyncio_reaches_the_supervisor_too(state: StateDir, make: Callable[...,
 
 
 def test_the_control_socket_is_the_users_own(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
-    namespaces.up(make())
+    launchers.up(make())
     assert state.supervisor_sock.stat().st_mode & 0o077 == 0
