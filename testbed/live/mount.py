@@ -20,8 +20,8 @@ from emulator.messages import Hinder
 from testbed.json_http import json_object, json_response
 from testbed.launch.state import StateDir
 from testbed.live import asked
-from testbed.live.feed import Feed
 from testbed.live.access import check_reader, check_writer
+from testbed.live.feed import Feed
 from testbed.live.page import Page
 from testbed.live.troubles import Troubles
 from testbed.live.watch import Watch

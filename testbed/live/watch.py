@@ -29,6 +29,8 @@ SPAN_S: Final = 10.0
 HISTORY_S: Final = 180.0
 """Wall seconds of what has been, at most."""
 MOST_EVENTS: Final = 100
+JOIN_S: Final = 1.0
+"""Wall seconds of a session in which its nodes come up."""
 _UNIX_S: Final = time.time() - time.monotonic()
 
 
@@ -181,8 +183,13 @@ def _told(session: Session, changes: list[Change]) -> list[dict[str, Any]]:
             text,
             why,
         )
-        for change, text, why in words.changes(changes)
+        for change, text, why in words.changes(one for one in changes if not _joins(one, session))
     ]
+
+
+def _joins(change: Change, session: Session) -> bool:
+    """Whether a node only serves since the session's workers began anew."""
+    return change.kind == "node" and change.after == "up" and change.t_s < JOIN_S * session.clock.scale
 
 
 def _steps(steps: Iterable[Step], session: Session) -> list[dict[str, Any]]:

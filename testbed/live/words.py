@@ -35,7 +35,7 @@ def changes(told: Iterable[Change]) -> list[tuple[Change, str, str]]:
     for _, alike in groupby(told, lambda change: (change.kind, change.trigger)):
         group = list(alike)
         if len(group) > MOST_ALIKE:
-            out.append((group[-1], f"{len(group)} x {_change(group[-1])}", group[-1].trigger))
+            out.append((group[-1], f"{len(group)} times, the last: {_change(group[-1])}", group[-1].trigger))
         else:
             out += [(change, _change(change), change.trigger) for change in group]
     return out
@@ -65,8 +65,7 @@ def _change(change: Change) -> str:
         case "policy_error":
             return f"{before} {after}"
         case "fault":
-            of = f"{node}: " if node else ""
-            return f"healed: {of}{before}" if after == "none" else f"fault: {of}{after}"
+            return f"healed: {before}" if after == "none" else str(after)
     return f"{change.kind} {node} {before} → {after}"
 
 
