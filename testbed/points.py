@@ -6,11 +6,9 @@ by all that they depend on, so a study that was interrupted goes on where it sto
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import os
 import socket
 import sys
@@ -26,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from testbed import fast
 from testbed.report.intervals import main_figures, repeated
 from testbed.report.window import TPOT_TOLERANCE
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate
+from testbed.sources import sources
 
 GROWING: Final = 0.01
 """Queues grow when the requests that wait for their first token become more by over 1 % of the arrivals."""
@@ -41,7 +39,6 @@ OVERLOADED: Final = 0.05
 BLOCKS: Final = 20
 SAY_EVERY_S: Final = 10.0
 CONNECT_S: Final = 5.0
-ROOMS: Final = ("emulator", "netem", "testbed", "traces")
 
 Floats = npt.NDArray[np.float64]
 Figures = dict[str, Any]
@@ -131,7 +128,7 @@ def key(point: Point) -> str:
     files = [scenario.workload.trace, deployment.profiles.prfaas, deployment.profiles.pd]
     named += [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name and Path(name).is_file()]
     if ":" in deployment.policy.name:
-        named += [hashlib.sha256(source).hexdigest() for source in _sources(deployment.policy.name.partition(":")[0])]
+        named += [hashlib.sha256(source).hexdigest() for source in _sources(deployment.policy.name)]
     return hashlib.sha256("\n".join(named).encode()).hexdigest()[:24]
 
 
@@ -140,32 +137,16 @@ def code_version() -> str:
     """A digest of what a run in virtual time depends on: the sources of this module and all of ours that it imports,
     and the shipped profiles."""
     digest = hashlib.sha256()
-    for source in _sources(__name__):
+    for source in sources(__name__).values():
         digest.update(source)
     for profile in sorted(resources.files("emulator").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
         digest.update(profile.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _sources(module: str) -> list[bytes]:
-    """The source of a module and of every module of the four rooms that it imports, directly or not, by name."""
-    found: dict[str, bytes] = {}
-    todo = [module]
-    while todo:
-        name = todo.pop()
-        spec = None if name in found else importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            continue
-        found[name] = (fast.source(name) if name in fast.MODULES else Path(spec.origin)).read_bytes()  # never a build
-        for node in ast.walk(ast.parse(found[name])):
-            if isinstance(node, ast.Import):
-                todo += [alias.name for alias in node.names if alias.name.partition(".")[0] in ROOMS]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ROOMS:
-                of = importlib.util.find_spec(str(node.module))
-                todo.append(str(node.module))
-                if of is not None and of.submodule_search_locations:
-                    todo += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [found[name] for name in sorted(found)]
+def _sources(policy: str) -> list[bytes]:
+    """Of somebody's own policy."""
+    return list(sources(policy.partition(":")[0], Path.cwd()).values())
 
 
 def repeat(scenario: Scenario, first: Mapping[str, Any], repeats: int, runner: Runner) -> dict[str, Any]:

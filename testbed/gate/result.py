@@ -45,10 +45,11 @@ class Interval(Shown):
 
 class ArmResult(Shown):
     """A policy under comparison.
+
     given: as on the command line. kind: a shipped policy, somebody's class, or one of a git revision. policy: its name
-       as `--policy` takes it. revision, dirty: of a git arm the full revision (never dirty), else those of the checkout
-       that the policy's file lies in, None outside one. source_sha256: of the policy's code with all of the scheduler
-       that it stands on; equal digests and names are the same policy. knows_future: an oracle, no scheduler.
+    as `--policy` takes it. revision, dirty: of a git arm the full revision (never dirty), else those of the checkout
+    that the policy's file lies in, None outside one. source_sha256: of the policy's code with all of the scheduler
+    that it stands on; equal digests and names are the same policy. knows_future: an oracle, no scheduler.
     """
 
     given: str
@@ -63,13 +64,14 @@ class ArmResult(Shown):
 
 class ObjectiveResult(Shown):
     """One figure in one scenario.
+
     metric: dotted path in a run's summary (`ttft_s.p90`, `phases.drop.goodput_rps`), or `lambda_max_rps`. minimum: the
-       least effect that counts, a share if `relative`, else in `unit`. baseline, candidate: values a seed; None where a
-       run has none. differences: as the module says; None where a value is missing. effect: their mean, told as the
-       module says. interval: of the effect, valid whenever one looks, with `confidence` (the suite's, shared out over
-       its objectives): the one that decides. bootstrap: 95 % interval of the effect by resampling seeds, valid for this
-       objective alone had the number of seeds been fixed. change: effect / minimum, positive for better; what to sort
-       by. reason: a sentence.
+    least effect that counts, a share if `relative`, else in `unit`. baseline, candidate: values a seed; None where a
+    run has none. differences: as the module says; None where a value is missing. effect: their mean, told as the
+    module says. interval: of the effect, valid whenever one looks, with `confidence` (the suite's, shared out over
+    its objectives): the one that decides. bootstrap: 95 % interval of the effect by resampling seeds, valid for this
+    objective alone had the number of seeds been fixed. change: effect / minimum, positive for better; what to sort
+    by. reason: a sentence.
     """
 
     metric: str
@@ -93,10 +95,11 @@ class ObjectiveResult(Shown):
 
 class InvariantResult(Shown):
     """What `testbed.invariants` found in the runs of a scenario.
+
     baseline_broken, candidate_broken: the seeds in which it did not hold. worst, bound: of the candidate's run that was
-       furthest from it, else of the baseline's. checked: runs an arm in which it could be checked. promised: a run that
-       breaks it has failed, by its nature or because the scenario promises it (`bounds`); what is not promised is only
-       shown. worse: whether the gate holds it against the candidate; reason says why or why not.
+    furthest from it, else of the baseline's. checked: runs an arm in which it could be checked. promised: a run that
+    breaks it has failed, by its nature or because the scenario promises it (`bounds`); what is not promised is only
+    shown. worse: whether the gate holds it against the candidate; reason says why or why not.
     """
 
     name: str

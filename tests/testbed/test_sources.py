@@ -1,0 +1,41 @@
+"""What code depends on: its imports are followed, those of somebody's own package too."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.sources import sources
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch):
+    """A policy's package beside a helper module, importable from its folder."""
+    (tmp_path / "ownpolicy").mkdir()
+    (tmp_path / "ownpolicy" / "__init__.py").write_text("")
+    (tmp_path / "ownpolicy" / "mine.py").write_text(
+        "import json\nimport ownhelper\nfrom . import rules\nfrom testbed.scheduler.api import Decision\n"
+    )
+    (tmp_path / "ownpolicy" / "rules.py").write_text("LIMIT = 1\n")
+    (tmp_path / "ownhelper.py").write_text("from ownpolicy.rules import LIMIT\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("own")]:
+        del sys.modules[name]
+
+
+def test_imports_are_followed_within_the_rooms():
+    found = sources("testbed.scheduler.prfaas")
+    assert {"testbed.scheduler.prfaas", "testbed.scheduler.model", "testbed.scheduler.estimators"} <= set(found)
+    assert found["testbed.scheduler.model"] == Path("testbed/scheduler/model.py").read_bytes()
+    assert not any(name.startswith("numpy") for name in found)
+
+
+def test_somebodys_own_code_is_followed_below_their_folder(own):
+    found = sources("ownpolicy.mine", own)
+    assert {"ownpolicy", "ownpolicy.mine", "ownpolicy.rules", "ownhelper", "testbed.scheduler.api"} <= set(found)
+    assert "json" not in found
+
+
+def test_without_a_folder_only_the_rooms_count(own):
+    assert sources("ownpolicy.mine") == {}
