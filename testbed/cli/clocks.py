@@ -15,6 +15,7 @@ from testbed.cli.options import (
     FractionOption,
     JobsOption,
     JsonOption,
+    LogLevelOption,
     OutOption,
     PlotOption,
     PoliciesOption,
@@ -31,7 +32,17 @@ from testbed.cli.options import (
     WorkersOption,
 )
 from testbed.cli.series import arms_of, compare_virtual, draw, offer
-from testbed.cli.shared import check_plot, load_overrides, new_folder, print_json, prints_aside, say, wire, write_trace
+from testbed.cli.shared import (
+    check_plot,
+    load_overrides,
+    log_sets,
+    new_folder,
+    print_json,
+    prints_aside,
+    say,
+    wire,
+    write_trace,
+)
 
 
 def plan(
@@ -82,6 +93,7 @@ def run(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the testbed up afterwards (as `make testbed` does).")
     ] = False,
+    log_level: LogLevelOption = None,
     trace: TraceOption = None,
     arrivals: ArrivalsOption = None,
     duration_s: DurationOption = None,
@@ -97,7 +109,7 @@ def run(
     from testbed.scenario import load
 
     check_plot(plot)
-    load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
+    load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction) + log_sets(log_level)
     chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment)
     arms = arms_of(chosen, policy, trace_out)
     with wire(chosen if len(arms) > 1 else arms[0], port, keep=keep) as testbed:
@@ -152,7 +164,7 @@ def simulate(
         result = run_virtual(arms[0])
     folder = None
     if out is not None or requests != "none":
-        folder = new_folder(out, result.scenario)
+        folder = new_folder(out, result.scenario.name)
         write(result, folder, requests)
     write_trace(trace_out, result.requests)
     if plot is not None:

@@ -57,7 +57,7 @@ def offer(
 
     todo = runs(arms, repeats)
     policies, repeated = len(arms) > 1, repeats > 1
-    top = new_folder(out, arms[0])
+    top = new_folder(out, arms[0].name)
     if repeated and arms[0].workload.trace is not None:
         say("a trace is the same under every seed: the intervals tell of this machine's scatter, not of other loads")
     done, interrupted = _offer_each(testbed, todo, top, workers, policies=policies, repeated=repeated)
@@ -131,7 +131,7 @@ def compare_virtual(
 
     refuse_repeats(arms[0], repeats)
     todo = runs(arms, repeats)
-    folder = new_folder(out, arms[0]) if out is not None or requests != "none" else None
+    folder = new_folder(out, arms[0].name) if out is not None or requests != "none" else None
     observe = Observe(folder, requests, with_ttft=plot is not None, repeats=repeats > 1)
     with Runner(measuring=observe, jobs=jobs, say=say) as runner:
         seen = runner.run([Point(run) for run in todo])

@@ -90,6 +90,11 @@ def load_overrides(
     return sets + [f"workload.{key}={value}" for key, value in named.items() if value is not None]
 
 
+def log_sets(level: str | None) -> list[str]:
+    """The option --log-level as --set items."""
+    return [] if level is None else [f"log_level={_quoted(level)}"]
+
+
 def _quoted(text: str) -> str:
     """A text as YAML that means it, whatever is in it."""
     import orjson
@@ -133,7 +138,7 @@ def offer_load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: s
     from testbed.load import run_load
     from testbed.show import LoadProgress
 
-    folder = new_folder(out, scenario)
+    folder = new_folder(out, scenario.name)
     with LoadProgress() as progress:
         return run_load(
             testbed,
@@ -159,9 +164,9 @@ def point_runner(folder: Path, jobs: int | None, ray: str | None) -> Iterator[Ru
             raise
 
 
-def new_folder(out: Path | None, scenario: Scenario) -> Path:
+def new_folder(out: Path | None, name: str) -> Path:
     """Where results go, made now, so that a load is not in vain; never a folder that holds something."""
-    folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.name}"
+    folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise typer.BadParameter(f"--out {folder}: is there already; name another, nothing is overwritten")
     try:
