@@ -33,7 +33,8 @@ from emulator.profile import ProfileError
 from testbed.assemble import control_rules, cost_functions, lengths_of_workload, lengths_to_json, max_input_tokens
 from testbed.bodies import lead_of, parameters_of, policy_of
 from testbed.control import Completed, Control, Failed, NodeSpec
-from testbed.json_http import JSON, MAX_BODY_BYTES, check_finite, errors_as_answers, json_object, json_response
+from testbed.guard import Bounds, Guard, raise_files, read_body, same_origin
+from testbed.json_http import JSON, check_finite, errors_as_answers, json_object, json_response
 from testbed.launch.state import TestbedError
 from testbed.metrics import Metrics
 from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
@@ -98,6 +99,8 @@ class Gateway:
         self.stopped = asyncio.Event()
         self.lag = Lateness()
         self.metrics = Metrics(self.scenario)
+        self.guard = Guard(Bounds(connections=raise_files(Bounds().connections)))
+        self.metrics.register(self.guard)
         scraped = {n.name: (n.host, n.metrics_port) for n in config.nodes}
         self._scraper = Scraper(self.limits.model, scraped, Path(config.agent_sock))
         self._ask = BoundedCall(POLICY_LIMIT_S)
@@ -132,16 +135,14 @@ class Gateway:
             await asyncio.sleep(0.01)
         async with self._turn:
             await self._begin_adhoc()
-        runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.SockSite(runner, socket.socket(fileno=config.listen_fd)).start()
+        await self.guard.serve(self._app(), socket.socket(fileno=config.listen_fd))
         lag = asyncio.create_task(self._watch_lag())
         Path(config.ready_file).write_text(str(os.getpid()))
         gc.collect()
         gc.freeze()
         await self.stopped.wait()
         lag.cancel()
-        await runner.cleanup()
+        await self.guard.close()
         for link in self.links.values():
             await link.close()
         if self.session is not None:
@@ -287,7 +288,7 @@ class Gateway:
 
     # HTTP
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_answers])
+        app = web.Application(middlewares=[self.guard.middleware, errors_as_answers, same_origin])
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -318,7 +319,7 @@ class Gateway:
         if len(request_id) > 128 or not request_id.isprintable():
             raise ApiError(400, "X-Request-Id: at most 128 printable characters", "X-Request-Id")
         request["id"] = request_id
-        ask = parse(await request.read(), chat=chat, limits=self.limits)
+        ask = parse(await read_body(request, self.limits.most_body_bytes), chat=chat, limits=self.limits)
         await self._open.wait()
         session = self.session
         assert session is not None
@@ -356,6 +357,7 @@ class Gateway:
         item = await stream.queue.get()
         if isinstance(item, Failed):  # nothing was sent yet: a plain error
             raise _failure(item)
+        stream.on_unread = lambda: self.guard.drop(request)
         chunks = Chunks(ask, stream.request_id, int(time.time()))
         response = web.StreamResponse(
             headers={
@@ -430,6 +432,7 @@ class Gateway:
                 "deployment": self.deployment.name,
                 "policy": name,
                 "session": self._totals(session),
+                "clients": self.guard.to_json(),
                 "nodes": nodes,
             }
         )

@@ -10,11 +10,11 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from testbed.guard import read_body
 from testbed.openai_api import ApiError
 
 log = logging.getLogger("gateway")
 
-MAX_BODY_BYTES: Final = 16 << 20
 JSON: Final = "application/json"
 
 
@@ -25,7 +25,7 @@ def json_response(body: Any, status: int = 200) -> web.Response:
 
 async def json_object(request: web.Request, known: set[str]) -> dict[str, Any]:
     """The request's body, an object of `known` fields; {} when it is empty. Raises ApiError."""
-    raw = await request.read()
+    raw = await read_body(request)
     try:
         body = orjson.loads(raw) if raw else {}
     except orjson.JSONDecodeError as error:
@@ -50,11 +50,6 @@ async def errors_as_answers(request: web.Request, handler: Any) -> web.StreamRes
         if "id" in request:
             headers["X-Request-Id"] = request["id"]
         return web.Response(body=error.body(), status=error.status, content_type=JSON, headers=headers)
-    except web.HTTPRequestEntityTooLarge:
-        too_large = ApiError(
-            413, f"the body is larger than {MAX_BODY_BYTES} bytes; use the prfaas extension for long prompts"
-        )
-        return web.Response(body=too_large.body(), status=413, content_type=JSON)
     except web.HTTPException as error:
         plain = ApiError(error.status, f"{request.method} {request.path}: {error.reason}", code=str(error.status))
         return web.Response(body=plain.body(), status=error.status, content_type=JSON)

@@ -11,6 +11,7 @@ import http.client
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -315,7 +316,9 @@ def _replay(
         "--late-bound-ms", repr(scenario.meter.late_p99_s * 1e3), "--model", load["model"],
     ]  # fmt: skip
     if workers > 1:
-        command += ["--processes", str(workers)]
+        port = str(_free_port())  # Locust's own is one for all, on every address of the host
+        command += ["--processes", str(workers), "--master-bind-host", "127.0.0.1"]
+        command += ["--master-bind-port", port, "--master-port", port]
     if leaves:
         command += ["--leave-seed", str(scenario.seed)]
         command += [f"--leave={at_s!r}:{fraction!r}" for at_s, fraction in leaves]
@@ -338,6 +341,13 @@ def _replay(
     if not interrupted and child.returncode not in (0, 1, 3):
         faults.append(f"the replay ended with exit code {child.returncode}; see locust.log")
     return _Replay(interrupted, faults, cpu.samples)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def _replay_file() -> Path:

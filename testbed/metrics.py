@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from testbed.control import Record
 from testbed.scenario import Scenario
@@ -143,6 +144,10 @@ class Metrics:
 
     def _histogram(self, name: str, what: str, *labels: str, buckets: Iterable[float] = SECONDS) -> Histogram:
         return Histogram(name, what, labels, buckets=tuple(buckets), registry=self._registry)
+
+    def register(self, collector: Collector) -> None:
+        """What is shown with these."""
+        self._registry.register(collector)
 
     def ended(self, record: Record) -> None:
         """Count a request that has ended."""

@@ -14,6 +14,9 @@ from typing import Any, Final
 import orjson
 
 DONE: Final = b"data: [DONE]\n\n"
+LEAST_BODY_BYTES: Final = 1 << 20
+MOST_HASHES: Final = 1 << 14  # of a prompt
+MOST_SESSION_CHARACTERS: Final = 256
 DEFAULT_MAX_TOKENS: Final = 16  # the OpenAI default of /v1/completions
 
 
@@ -63,6 +66,11 @@ class Limits:
     max_input_tokens: int
     max_output_tokens: int
     default_chat_tokens: int
+
+    @property
+    def most_body_bytes(self) -> int:
+        """Of a request: as many token ids, or characters, each of them escaped, as the longest prompt has."""
+        return max(LEAST_BODY_BYTES, 12 * self.max_input_tokens)
 
 
 def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
@@ -179,6 +187,9 @@ def _replayed(extension: Any) -> tuple[int, tuple[int, ...], int, str]:
         hashes = []
     if not isinstance(hashes, list) or not all(type(h) is int for h in hashes):
         raise ApiError(400, "prfaas.block_hashes: must be a list of whole numbers, one a block", "prfaas.block_hashes")
+    if len(hashes) > MOST_HASHES:
+        told = f"prfaas.block_hashes: {len(hashes)} of them; at most {MOST_HASHES}: use larger blocks"
+        raise ApiError(400, told, "prfaas.block_hashes")
     if hashes:
         size = extension.get("block_size")
         if type(size) is not int or size < 1:
@@ -195,8 +206,9 @@ def _replayed(extension: Any) -> tuple[int, tuple[int, ...], int, str]:
                 "prfaas.block_hashes",
             )
     session = extension.get("session", "")
-    if not isinstance(session, str):
-        raise ApiError(400, f"prfaas.session = {_shown(session)}: must be a text", "prfaas.session")
+    if not isinstance(session, str) or len(session) > MOST_SESSION_CHARACTERS:
+        told = f"prfaas.session = {_shown(session)}: must be a text of at most {MOST_SESSION_CHARACTERS} characters"
+        raise ApiError(400, told, "prfaas.session")
     return tokens, tuple(hashes), size, session
 
 

@@ -42,6 +42,7 @@ from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
 from testbed.scheduler.api import Action, Decision, Policy, Reject, RequestView, Role, Setup, SystemView
 from testbed.told import Told
 
+MOST_UNREAD: Final = 4096  # messages of tokens that may wait for one client
 FLUSH_S: Final = 0.5  # wall seconds between writes of rows and events
 INSIST_S: Final = 0.0002  # wall seconds between rings: a policy that catches all is hit outside its `try` in the end
 
@@ -109,12 +110,13 @@ def _looked(policy: Policy, view: SystemView) -> Sequence[Action]:
 
 
 class Stream:
-    """What a client's handler reads: text of tokens, then Completed or Failed."""
+    """What a client's handler reads: text of tokens, then Completed or Failed. on_unread: told when too much waits."""
 
-    __slots__ = ("queue", "request_id")
+    __slots__ = ("on_unread", "queue", "request_id")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.on_unread: Callable[[], None] = lambda: None
         self.queue: asyncio.Queue[Tokens | Completed | Failed] = asyncio.Queue()
 
 
@@ -205,7 +207,11 @@ class Session:
         """A worker's message: token text goes straight to its client, everything else to control."""
         if type(message) is Tokens:
             if self.control.is_current(message.request_id, message.attempt):
-                self._streams[message.request_id].queue.put_nowait(message)
+                stream = self._streams[message.request_id]
+                if stream.queue.qsize() < MOST_UNREAD:
+                    stream.queue.put_nowait(message)
+                else:
+                    stream.on_unread()
             return
         if type(message) is Telemetry:
             self.telemetry[node] = message
