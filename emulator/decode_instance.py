@@ -165,7 +165,7 @@ class DecodeInstance:
             self._next_token = token + 1
             self._coming[token] = transfer
             sender = transfer.offer.prefill_node
-            out.append((WIRE, Expect(token, transfer.kv_bytes, sender)))
+            out.append((WIRE, Expect(token, transfer.kv_bytes, sender, transfer.offer.input_tokens)))
             out.append((sender, Grant(key[0], key[1], token)))
 
     def _on_landed(self, now_s: float, landed: Landed, out: list[Out]) -> None:

@@ -191,16 +191,32 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
     )
 
 
+class Source(Protocol):
+    """The KV of one transfer that is really computed: whole bytes from 0 on, as they come to be."""
+
+    def ready_bytes(self) -> int:
+        """How many exist. Whoever makes more of them calls `KvSender.wake`."""
+        ...
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """`length` of them from `offset`; memory that stays as it is."""
+        ...
+
+
 class Outgoing:
-    """A granted transfer at its sender. Offsets and sizes in wire bytes, times in model seconds."""
+    """A granted transfer at its sender. Offsets and sizes in wire bytes, times in model seconds.
 
-    __slots__ = ("acked", "cut", "order", "size", "stopped")
+    source: of one that is really computed; else its pieces exist at their scheduled times.
+    """
 
-    def __init__(self, order: Transmit, size: int) -> None:
+    __slots__ = ("acked", "cut", "order", "size", "source", "stopped")
+
+    def __init__(self, order: Transmit, size: int, source: Source | None = None) -> None:
         if order.pieces < 1 or order.end_s < order.start_s:
             raise ValueError(f"{order}: needs at least one piece and end_s >= start_s")
         self.order = order
         self.size = size
+        self.source = source
         self.cut = 0  # bytes handed to connections
         self.acked = 0
         self.stopped = False
@@ -212,11 +228,15 @@ class Outgoing:
 
     def produced(self, now_s: float) -> int:
         """Bytes that exist."""
+        if self.source is not None:
+            return self.source.ready_bytes()
         pieces = self._pieces(now_s)
         return self.size * pieces // self.order.pieces
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When the next piece will exist; None when all do."""
+        """When the next piece will exist; None when all do, or when nobody knows."""
+        if self.source is not None:
+            return None
         pieces = self._pieces(now_s)
         return None if pieces == self.order.pieces else self.due_s(pieces)
 

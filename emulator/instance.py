@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from emulator.kvcache import Ids, Lease, NodePool
+from emulator.kvcache import Changes, Ids, Lease, NodePool
 from emulator.messages import (
     CONTROL,
     WIRE,
@@ -89,7 +89,8 @@ class PrefillInstance:
     are kept. Without a pool, c is what the order says.
 
     outbox_bytes: model bytes of KV that may be produced or promised and not yet received. token_base: added to the
-    token of every fetch, as in `DecodeInstance`.
+    token of every fetch, as in `DecodeInstance`. sends_whole: what is sent is S_kv(l), the cached part too, since the
+    decode node has none of it; without it S_kv(l - c), the paper's own reckoning.
     """
 
     def __init__(
@@ -101,16 +102,18 @@ class PrefillInstance:
         outbox_bytes: int,
         pool: NodePool | None = None,
         token_base: int = 0,
+        sends_whole: bool = False,
     ) -> None:
         self.name = name
         self.pieces = pieces
+        self.sends_whole = sends_whole
         self.outbox_bytes = outbox_bytes
         self.outbox_used = 0
         self.queued_tokens = 0
         self.pool = pool
         self._s_kv, self._t_prefill = timing.s_kv, timing.t_prefill
         self.slowdown = 1.0
-        self._cache = PrefixCache(name, pool, token_base) if pool is not None else None
+        self._cache = self._make_cache(pool, token_base) if pool is not None else None
         self._queue: deque[_Prefill] = deque()
         self._running: _Prefill | None = None
         self._unsent: dict[Key, _Prefill] = {}  # announced, not yet received; includes the running one
@@ -126,6 +129,9 @@ class PrefillInstance:
         }
         if self._cache is not None:
             self._handlers |= dict.fromkeys(self._cache.handlers, self._on_cache)
+
+    def _make_cache(self, pool: NodePool, token_base: int) -> PrefixCache:
+        return PrefixCache(self.name, pool, token_base)
 
     @property
     def queued_requests(self) -> int:
@@ -153,7 +159,7 @@ class PrefillInstance:
         cached = order.cached_tokens
         tokens = order.input_tokens - cached
         cache = self._cache
-        kv_bytes = round(self._s_kv(tokens)) if cache is None else 0
+        kv_bytes = self._kv_bytes(order.input_tokens, cached) if cache is None else 0
         job = _Prefill(order, order.request_id, order.attempt, order.decode_node, tokens, kv_bytes, cached)
         if cache is not None:
             block_tokens = cache.pool.shape.block_tokens
@@ -179,7 +185,6 @@ class PrefillInstance:
             self._queue.remove(job)
         self.queued_tokens -= job.tokens
         job.start_s = now_s
-        job.end_s = now_s + self.slowdown * self._t_prefill(job.order.input_tokens - job.cached_tokens)
         self.outbox_used += job.kv_bytes
         self._unsent[job.request_id, job.attempt] = job
         self._running = job
@@ -187,9 +192,26 @@ class PrefillInstance:
         out.append(
             (
                 job.decode_node,
-                Announce(job.request_id, job.attempt, self.name, job.kv_bytes, order.input_tokens, order.output_tokens),
+                Announce(
+                    job.request_id,
+                    job.attempt,
+                    self.name,
+                    job.kv_bytes,
+                    order.input_tokens,
+                    order.output_tokens,
+                    order.sampling,
+                ),
             )
         )
+        self._begin(job, out)
+
+    def _begin(self, job: _Prefill, out: list[Out]) -> None:
+        """The computation starts, and when it ends is known."""
+        job.end_s = job.start_s + self.slowdown * self._t_prefill(job.order.input_tokens - job.cached_tokens)
+
+    def _kv_bytes(self, input_tokens: int, cached_tokens: int) -> int:
+        """What crosses of a prefill."""
+        return round(self._s_kv(input_tokens if self.sends_whole else input_tokens - cached_tokens))
 
     def _first_ready(self, cache: PrefixCache) -> _Prefill | None:
         for job in self._queue:
@@ -202,7 +224,7 @@ class PrefillInstance:
         pool = cache.pool
         lease = pool.begin(job.ids)
         cached = lease.hit_blocks * pool.shape.block_tokens
-        kv_bytes = round(self._s_kv(job.order.input_tokens - cached))
+        kv_bytes = self._kv_bytes(job.order.input_tokens, cached)
         fits = self.outbox_used + kv_bytes <= self.outbox_bytes
         room = pool.reserve((job.request_id, job.attempt), kv_bytes) if fits or not self._unsent else None
         if room is None and self._unsent:
@@ -219,8 +241,11 @@ class PrefillInstance:
 
     def _on_wake(self, now_s: float, _: Wake, out: list[Out]) -> None:
         job = self._running
-        if job is None or now_s < job.end_s:
-            return
+        if job is not None and now_s >= job.end_s:
+            self._end(job, out)
+
+    def _end(self, job: _Prefill, out: list[Out]) -> None:
+        """The computation has ended, at job.end_s."""
         self._running = None
         out.append(
             (
@@ -237,8 +262,13 @@ class PrefillInstance:
             )
         )
         if self._cache is not None and job.lease is not None:
-            self._cache.tell(self._cache.pool.commit(job.lease, job.ids), out)
+            self._keep(job, self._cache.pool.commit(job.lease, job.ids), out)
         self._start_next(job.end_s, out)
+
+    def _keep(self, job: _Prefill, changes: Changes | None, out: list[Out]) -> None:
+        """What was computed is in the pool."""
+        assert self._cache is not None
+        self._cache.tell(changes, out)
 
     def _on_grant(self, now_s: float, grant: Grant, out: list[Out]) -> None:
         job = self._unsent.get((grant.request_id, grant.attempt))
@@ -262,7 +292,7 @@ class PrefillInstance:
         )
 
     def _on_received(self, now_s: float, done: Received, out: list[Out]) -> None:
-        self._forget((done.request_id, done.attempt))
+        self._forget((done.request_id, done.attempt), out)
         self._start_next(now_s, out)
 
     def _on_refuse(self, now_s: float, refusal: Refuse, out: list[Out]) -> None:
@@ -299,7 +329,7 @@ class PrefillInstance:
         self.slowdown = fault.slowdown
 
     def _drop(self, key: Key, out: list[Out]) -> None:
-        job = self._forget(key)
+        job = self._forget(key, out)
         if job is not None and job.token is not None:
             out.append((WIRE, StopTransmit(*key, job.decode_node, job.token)))
         if job is not None and job is self._running:
@@ -307,7 +337,7 @@ class PrefillInstance:
             if self._cache is not None and job.lease is not None:
                 self._cache.pool.release(job.lease)
 
-    def _forget(self, key: Key) -> _Prefill | None:
+    def _forget(self, key: Key, out: list[Out]) -> _Prefill | None:
         job = self._unsent.pop(key, None)
         if job is not None:
             self.outbox_used -= job.kv_bytes

@@ -149,6 +149,8 @@ class NodePool:
     capacity_bytes: model bytes, cut to whole pool blocks. Figures, in pool blocks: `capacity_blocks`, `used_blocks` =
     `prefix_blocks` + `snapshots` x shape.snapshot_blocks + `transfer_blocks`, and `referenced_blocks`, those of them
     that cannot be evicted now. Counters since the start: `hit_tokens` leased, `evicted_blocks`, `evicted_snapshots`.
+    on_evicted(ids, snapshot): told of blocks, or of the snapshot after one, that are no longer held; for whoever keeps
+    what they stand for.
     """
 
     def __init__(self, capacity_bytes: int, shape: CacheShape) -> None:
@@ -156,6 +158,7 @@ class NodePool:
         self.capacity_blocks = capacity_bytes // shape.block_bytes
         self.prefix_blocks = self.snapshots = self.transfer_blocks = self.referenced_blocks = 0
         self.hit_tokens = self.evicted_blocks = self.evicted_snapshots = 0
+        self.on_evicted: Callable[[Ids, bool], None] | None = None
         self._weight = shape.snapshot_blocks
         self._root = _Run(None, (), 0, 0)
         self._idle: OrderedDict[_Run | _Snapshot, None] = OrderedDict()  # unreferenced, the first to go first
@@ -367,6 +370,8 @@ class NodePool:
                 del self._idle[oldest]
                 oldest.run.snapshot = None
                 removed.append(oldest.run.ids[-1])
+                if self.on_evicted is not None:
+                    self.on_evicted(oldest.run.ids[-1:], True)
                 self.snapshots -= 1
                 self.evicted_snapshots += 1
                 short -= self._weight
@@ -381,6 +386,8 @@ class NodePool:
                 del oldest.parent.children[gone[0]]
             if not self._weight:
                 removed.extend(gone)
+            if self.on_evicted is not None:
+                self.on_evicted(gone, False)
             self.prefix_blocks -= len(gone)
             self.evicted_blocks += len(gone)
             short -= len(gone)

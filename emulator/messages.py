@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from emulator.computing import ComputeMessage, Sampling
+
 CONTROL: Final = "control"
 CONTROL_VERSION: Final = 1  # of these messages between processes; a Hello has it
 WIRE: Final = "wire"
@@ -34,7 +36,8 @@ class Prefill(Message, frozen=True, gc=False):
 
     cached_tokens: what control believes is held and wants reused; a node with a pool re-checks it, one without takes it
     as given. block_ids: the prompt's whole pool blocks (`kvcache.aligned`), none for a prompt that is not to be cached.
-    cache_node: where to fetch the cached prefix from when this node holds less of it; "" is nowhere.
+    cache_node: where to fetch the cached prefix from when this node holds less of it; "" is nowhere. prompt, sampling:
+    where a model computes, the tokens themselves, a byte each, and how the answer's are chosen.
     """
 
     request_id: str
@@ -45,6 +48,8 @@ class Prefill(Message, frozen=True, gc=False):
     decode_node: str
     block_ids: tuple[int, ...] = ()
     cache_node: str = ""
+    prompt: bytes = b""
+    sampling: Sampling | None = None
 
 
 class Bring(Message, frozen=True, gc=False):
@@ -91,6 +96,7 @@ class Announce(Message, frozen=True, gc=False):
     kv_bytes: int
     input_tokens: int
     output_tokens: int
+    sampling: Sampling | None = None
 
 
 class Abort(Message, frozen=True, gc=False):
@@ -195,11 +201,12 @@ class StopTransmit(Message, frozen=True, gc=False):
 
 # decode -> WIRE, prefill -> WIRE (a fetch)
 class Expect(Message, frozen=True, gc=False):
-    """Accept bytes under `token`, `kv_bytes` in all, from `prefill_node`."""
+    """Accept bytes under `token`, `kv_bytes` in all, from `prefill_node`: the state after `tokens` tokens."""
 
     token: int
     kv_bytes: int
     prefill_node: str
+    tokens: int = 0
 
 
 class Unexpect(Message, frozen=True, gc=False):
@@ -265,23 +272,26 @@ class Admitted(Message, frozen=True, gc=False):
 
 
 class Tokens(Message, frozen=True, gc=False):
-    """Tokens first .. first + count - 1 (from 0) of the answer exist. `text` is filled in by the worker's backend."""
+    """Tokens first .. first + count - 1 (from 0) of the answer exist. `text` is filled in by the worker's backend, and
+    `ids` where a model computes: then the text may come later than its tokens (a character is not whole yet)."""
 
     request_id: str
     attempt: int
     first: int
     count: int
     text: str = ""
+    ids: tuple[int, ...] = ()
 
 
 class Finished(Message, frozen=True, gc=False):
-    """The last token left at finished_s; the slot is free again at freed_s."""
+    """The last token left at finished_s; the slot is free again at freed_s. reason: OpenAI's finish_reason."""
 
     request_id: str
     attempt: int
     finished_s: float
     freed_s: float
     tokens: int
+    reason: str = "length"
 
 
 # prefill -> control, decode -> control
@@ -376,7 +386,7 @@ class Convert(Message, frozen=True, gc=False):
     reload_s: float
 
 
-AnyMessage = (
+WireMessage = (
     Wake
     | Prefill
     | Bring
@@ -412,9 +422,10 @@ AnyMessage = (
     | Ready
     | Convert
 )
+AnyMessage = WireMessage | ComputeMessage
 Out = tuple[str, AnyMessage]
 Key = tuple[str, int]
 """An attempt: its request_id and its number."""
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(AnyMessage).decode
+decode = msgspec.msgpack.Decoder(WireMessage).decode

@@ -138,7 +138,8 @@ class PrefixCache:
         self._next_token = token + 1
         fetch.blocks, fetch.token, fetch.kv_bytes = offer.blocks, token, offer.kv_bytes
         self._coming[token] = fetch
-        out.append((WIRE, Expect(token, offer.kv_bytes, fetch.node)))
+        tokens = offer.blocks * self.pool.shape.block_tokens
+        out.append((WIRE, Expect(token, offer.kv_bytes, fetch.node, tokens)))
         out.append((fetch.node, FetchGrant(*fetch.key, token)))
 
     def _on_miss(self, now_s: float, miss: FetchMiss, out: list[Out]) -> None:
@@ -152,12 +153,16 @@ class PrefixCache:
             return
         del self._fetches[fetch.key]
         self.pool.free(landed.token)
-        self.tell(self.pool.install(fetch.ids, fetch.blocks), out)
+        self._install(fetch, landed.token, out)
         out.append((fetch.node, FetchDone(*fetch.key)))
         if fetch.ordered:
             out.append((CONTROL, Brought(*fetch.key, fetch.kv_bytes)))
         else:
             self._fetched[fetch.key] = fetch.kv_bytes
+
+    def _install(self, fetch: _Fetch, token: int, out: list[Out]) -> None:
+        """What has landed is the pool's."""
+        self.tell(self.pool.install(fetch.ids, fetch.blocks), out)
 
     def _on_damaged(self, now_s: float, damaged: Damaged, out: list[Out]) -> None:
         fetch = self._coming.get(damaged.token)
@@ -189,7 +194,11 @@ class PrefixCache:
             return
         kv_bytes = blocks * self.pool.shape.block_bytes + self.pool.shape.snapshot_bytes
         self._loans[key] = _Loan(fetch.node, kv_bytes, lease)
+        self._lend(key, fetch.block_ids[:blocks], out)
         out.append((fetch.node, FetchOffer(*key, self._name, kv_bytes, blocks)))
+
+    def _lend(self, key: Key, ids: Ids, out: list[Out]) -> None:
+        """What is pinned under `key` will be sent."""
 
     def _on_grant(self, now_s: float, grant: FetchGrant, out: list[Out]) -> None:
         key = (grant.request_id, grant.attempt)

@@ -22,6 +22,7 @@ from typing import Final
 
 MODULES: Final = (
     "emulator.batching",
+    "emulator.computed",
     "emulator.decode_instance",
     "emulator.instance",
     "emulator.kvcache",

@@ -19,13 +19,17 @@ from emulator.frames import (
     MAX_FRAME_BYTES,
     TCP_INFO_BYTES,
     Outgoing,
+    Source,
     TcpInfo,
     encode_header,
     encode_hello,
     parse_tcp_info,
 )
+from emulator.log import Log
 from emulator.messages import PathSample, StopTransmit, Transmit
 from emulator.transfer import wire_bytes
+
+log = Log("transfer")
 
 FRAME_BYTES: Final = 1 << 16
 NOTSENT_BYTES: Final = 1 << 17  # TCP_NOTSENT_LOWAT: what the kernel may hold of a connection beyond what is on its way
@@ -199,7 +203,8 @@ class _Pair:
         key = (order.request_id, order.attempt)
         if key in self.transfers:
             raise ValueError(f"{order}: this attempt is being sent already")
-        self.transfers[key] = self._queue[key] = Outgoing(order, wire_bytes(order.kv_bytes, self.sender.byte_scale))
+        size = wire_bytes(order.kv_bytes, self.sender.byte_scale)
+        self.transfers[key] = self._queue[key] = Outgoing(order, size, self.sender.source(order))
         self.feed()
 
     def stop(self, key: tuple[str, int]) -> None:
@@ -226,7 +231,9 @@ class _Pair:
         sending = frame.sending
         sending.acked += frame.length
         if sending.acked == sending.size and not sending.stopped:
-            del self.transfers[(sending.order.request_id, sending.order.attempt)]
+            request_id, attempt = sending.order.request_id, sending.order.attempt
+            del self.transfers[request_id, attempt]
+            log.info("sent", request_id=request_id, attempt=attempt, to=self.peer, wire_bytes=sending.size)
 
     def lost(self, outlet: _Outlet, unacked: Iterable[_Frame]) -> None:
         self.outlets.remove(outlet)
@@ -289,6 +296,7 @@ class _Pair:
                 finally:
                     outlet.close()
                 self.sender.lost_connections += 1
+                log.warning("kv connection lost", node=self.peer)
                 if outlet.was_acked:
                     backoff_s = first_s
             await asyncio.sleep(backoff_s)
@@ -319,7 +327,8 @@ class KvSender:
 
     node: this node's name, which receivers match against `Expect.prefill_node`. secret: the data plane's. connections:
     k of a pair. byte_scale: wire bytes a model byte. frame_bytes: longest payload of a frame, wire bytes. payload:
-    where the bytes come from. first_flows: peer -> number of the first connection to it, the others follow
+    where the bytes come from, or sources(order): who has those of a transfer; asked when the transfer begins, and held
+    until it is acknowledged or stopped. first_flows: peer -> number of the first connection to it, the others follow
     (`emulator.flows`); those to other peers are not numbered. To be made and used inside a running event loop, on that
     loop's thread.
 
@@ -337,6 +346,7 @@ class KvSender:
         byte_scale: float = 1.0,
         frame_bytes: int = FRAME_BYTES,
         payload: Payload | None = None,
+        sources: Callable[[Transmit], Source] | None = None,
         first_flows: Mapping[str, int] | None = None,
     ) -> None:
         if connections < 1 or byte_scale <= 0 or not 0 < frame_bytes <= MAX_FRAME_BYTES:
@@ -348,6 +358,7 @@ class KvSender:
         self.clock = clock
         self.byte_scale = byte_scale
         self.frame_bytes = frame_bytes
+        self._sources = sources
         self._payload: Payload = payload if payload is not None else PseudoRandomPayload()
         self._connections = connections
         self._first_flows = dict(first_flows or {})
@@ -366,6 +377,15 @@ class KvSender:
         for a malformed message, or when this attempt is already being sent there.
         """
         self._pair(message.decode_node, host, port).transmit(message)
+
+    def source(self, order: Transmit) -> Source | None:
+        """Who has the transfer's bytes; None for emulated ones."""
+        return None if self._sources is None else self._sources(order)
+
+    def wake(self) -> None:
+        """A source has more bytes than before."""
+        for pair in self._pairs.values():
+            pair.feed()
 
     def stop(self, message: StopTransmit) -> None:
         """Forget the attempt: nothing more of it is handed to a connection.
@@ -429,7 +449,11 @@ class KvSender:
 
     def encode(self, frame: _Frame) -> list[bytes | memoryview]:
         order = frame.sending.order
-        payload = self._payload(order.request_id, order.attempt, frame.offset, frame.length)
+        source = frame.sending.source
+        if source is None:
+            payload = self._payload(order.request_id, order.attempt, frame.offset, frame.length)
+        else:
+            payload = source.read(frame.offset, frame.length)
         self.sent_frames += 1
         self.sent_bytes += frame.length
         return [encode_header(order.token, frame.offset, payload), payload]

@@ -47,7 +47,7 @@ class TestDecodeReservations:
 
     def test_a_transfer_that_fits_is_expected_before_its_sender_is_told(self) -> None:
         out = decode_node(token_base=40).handle(0.0, offer("a", 100))
-        assert out == [(WIRE, Expect(40, 100, "p")), ("p", Grant("a", 1, 40))]
+        assert out == [(WIRE, Expect(40, 100, "p", 10)), ("p", Grant("a", 1, 40))]
 
     def test_one_that_does_not_fit_waits(self) -> None:
         node = decode_node(landing_bytes=150)

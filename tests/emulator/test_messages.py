@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator import messages
-from emulator.messages import AnyMessage, Grant, Message, PathSample, Prefill, decode, encode
+from emulator.computing import ComputeMessage, Sampling
+from emulator.messages import Grant, Message, PathSample, Prefill, WireMessage, decode, encode
 
-KINDS = get_args(AnyMessage)
+KINDS = get_args(WireMessage)
 
 
 EXTREMES: dict[object, list[object]] = {
@@ -22,6 +23,8 @@ EXTREMES: dict[object, list[object]] = {
     float: [0.1, -1e-300, float("inf")],
     tuple[int, ...]: [(), (0, -1), (2**64 - 1, 2**63)],
     dict[str, int]: [{}, {"p-1": 1}, {"a": 2**63 - 1, "": 0}],
+    bytes: [b"", b"\x00", bytes(range(256))],
+    Sampling | None: [None, Sampling(), Sampling(0.5, 0.9, 2**63 - 1, ("end", ""), True)],
     tuple[PathSample, ...]: [(), (PathSample("d", 0.1, 1, 2, 0.3, 4),), (PathSample("", 0.0, 0, 0, 0.0, 0),) * 2],
 }
 
@@ -37,6 +40,12 @@ def test_every_kind_comes_out_as_it_went_in(kind: type[Message], which: int) -> 
 def test_every_message_that_is_defined_can_travel() -> None:
     defined = {kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message)}
     assert defined - {Message} == set(KINDS)
+
+
+def test_what_machine_and_backend_say_to_each_other_cannot_come_from_outside() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        decode(msgspec.msgpack.encode({"type": "Joined", "token": 1, "ended": ""}))
+    assert not any(issubclass(kind, ComputeMessage) for kind in KINDS)
 
 
 def test_a_message_cannot_be_changed() -> None:

@@ -202,7 +202,7 @@ class TestTheRequester:
     def test_expects_the_bytes_before_it_grants_them(self) -> None:
         machine = self.at_stage("asked")
         assert machine.handle(0.1, FetchOffer("a", 1, "h", PREFIX_BYTES, 8)) == [
-            (WIRE, Expect(70, PREFIX_BYTES, "h")),
+            (WIRE, Expect(70, PREFIX_BYTES, "h", 80)),
             ("h", FetchGrant("a", 1, 70)),
         ]
         assert pool_of(machine).transfer_blocks == 10
