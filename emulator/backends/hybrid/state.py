@@ -1,8 +1,10 @@
 """What crosses the link: the state of one layer as one sealed message, refused when it is not exactly what was meant.
 
-A message is a header, the layer's tensors one after the other, and a checksum of both. The receiver knows by itself
-what the header must say (`Expected`: which transfer, which model, how many tokens). So a message that is damaged, cut
-off, or of another layer, model or transfer (a replay) is never decoded.
+A message is a header, the layer's tensors one after the other, and a seal: a checksum of the header and of the
+payload's own checksum, so that the payload can be taken in as it is computed and the header, which names the transfer,
+come last. The receiver knows by itself what the header must say (`Expected`: which transfer, which model, how many
+tokens). So a message that is damaged, cut off, or of another layer, model or transfer (a replay) is never decoded. The
+first token of the answer crosses in a message of the same kind, `encode_token`.
 """
 
 from __future__ import annotations
@@ -20,14 +22,20 @@ from emulator.backends.hybrid.layers import KvState, LayerState, LinearState
 
 MAGIC: Final = b"PFHS"
 VERSION: Final = 1
-_HEADER: Final = struct.Struct("<4sHBBHHIIQ16sQ")  # magic, version, kind, dtype, layer, layers, from, tokens, transfer,
+HEADER: Final = struct.Struct("<4sHBBHHIIQ16sQ")  # magic, version, kind, dtype, layer, layers, from, tokens, transfer,
 # the model's fingerprint, bytes of the payload
 _KINDS: Final[tuple[Kind, ...]] = ("linear", "full", "sliding")
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NAMES: Final = list(_DTYPES)
 SEAL_BYTES: Final = 16
-OVERHEAD_BYTES: Final = _HEADER.size + SEAL_BYTES
+OVERHEAD_BYTES: Final = HEADER.size + SEAL_BYTES
 """Of a message, beside the state itself."""
+
+
+_TOKEN: Final = struct.Struct("<4sHHIQ16s")  # magic, version, the token, tokens before it, transfer, fingerprint
+_TOKEN_MAGIC: Final = b"PFHT"
+TOKEN_BYTES: Final = _TOKEN.size + SEAL_BYTES
+"""Of the message with the answer's first token."""
 
 
 class StateError(ValueError):
@@ -51,32 +59,70 @@ def message_bytes(config: ModelConfig, layer: int, tokens: int, since: int = 0, 
     return OVERHEAD_BYTES + config.layer_bytes(kind, tokens - since if kind == "full" else tokens, dtype)
 
 
+class Payload:
+    """The checksum of a message's payload, taken as it comes to be."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=SEAL_BYTES)
+
+    def add(self, part: bytes | memoryview) -> None:
+        """What follows on what was added before."""
+        self._digest.update(part)
+
+    def seal(self, header: bytes) -> bytes:
+        """The seal of the whole message."""
+        return hashlib.blake2b(header + self._digest.digest(), digest_size=SEAL_BYTES).digest()
+
+
+def header(config: ModelConfig, layer: int, expected: Expected, dtype: str = "float32") -> bytes:
+    """The header of a layer's message."""
+    payload_bytes = message_bytes(config, layer, expected.tokens, expected.since, dtype) - OVERHEAD_BYTES
+    return _header(config, layer, config.kinds[layer], _DTYPES[dtype], expected, payload_bytes)
+
+
+def encode_token(token: int, expected: Expected) -> bytes:
+    """The message of the first token after a state."""
+    told = _TOKEN.pack(_TOKEN_MAGIC, VERSION, token, expected.tokens, expected.transfer, expected.fingerprint)
+    return told + Payload().seal(told)
+
+
+def decode_token(message: bytes | memoryview, expected: Expected) -> int:
+    """The first token. Raises StateError."""
+    told = bytes(message[: _TOKEN.size])
+    if len(message) != TOKEN_BYTES or bytes(message[_TOKEN.size :]) != Payload().seal(told):
+        raise StateError("the first token: damaged or cut off")
+    token: int = _TOKEN.unpack(told)[2]
+    if bytes(message) != encode_token(token, expected):
+        raise StateError("the first token: of another model, transfer or length than was to come")
+    return token
+
+
 def encode(config: ModelConfig, layer: int, state: LayerState, expected: Expected) -> bytes:
     """The message of one layer's state."""
     kind, parts = config.kinds[layer], _parts(state, expected.since, config.kinds[layer])
     payload = b"".join([_bytes(part) for part in parts])
-    header = _header(config, layer, kind, parts[-1].dtype, expected, len(payload))
-    return header + payload + _seal(header, payload)
+    told = _header(config, layer, kind, parts[-1].dtype, expected, len(payload))
+    return told + payload + _seal(told, payload)
 
 
 def decode(config: ModelConfig, layer: int, message: bytes | memoryview, expected: Expected) -> LayerState:
     """The state of a layer (of a full-attention one, its tokens from `since` on). Raises StateError."""
     if len(message) < OVERHEAD_BYTES:
         raise StateError(f"layer {layer}: {len(message)} bytes are no message; at least {OVERHEAD_BYTES} are one")
-    header, payload = bytes(message[: _HEADER.size]), message[_HEADER.size : -SEAL_BYTES]
-    if header[:4] != MAGIC:
+    told, payload = bytes(message[: HEADER.size]), message[HEADER.size : -SEAL_BYTES]
+    if told[:4] != MAGIC:
         raise StateError(f"layer {layer}: not a state's message")
-    _, version, _, dtype_code, _, _, _, _, transfer, fingerprint, size = _HEADER.unpack(header)
+    _, version, _, dtype_code, _, _, _, _, transfer, fingerprint, size = HEADER.unpack(told)
     if version != VERSION:
         raise StateError(f"layer {layer}: version {version}; this end speaks {VERSION}")
-    if size != len(payload) or bytes(message[-SEAL_BYTES:]) != _seal(header, payload):
+    if size != len(payload) or bytes(message[-SEAL_BYTES:]) != _seal(told, payload):
         raise StateError(f"layer {layer}: damaged or cut off")
     if fingerprint != expected.fingerprint:
         raise StateError(f"layer {layer}: of another model, {fingerprint.hex()}; here is {expected.fingerprint.hex()}")
     if transfer != expected.transfer:
         raise StateError(f"layer {layer}: of transfer {transfer}; {expected.transfer} was to come")
     kind = config.kinds[layer]
-    if dtype_code >= len(_NAMES) or header != _header(
+    if dtype_code >= len(_NAMES) or told != _header(
         config, layer, kind, _DTYPES[_NAMES[dtype_code]], expected, len(payload)
     ):
         raise StateError(f"layer {layer}: of another layer, place or length than was to come")
@@ -106,7 +152,7 @@ def _header(
     config: ModelConfig, layer: int, kind: Kind, dtype: torch.dtype, expected: Expected, payload_bytes: int
 ) -> bytes:
     names = {value: name for name, value in _DTYPES.items()}
-    return _HEADER.pack(
+    return HEADER.pack(
         MAGIC,
         VERSION,
         _KINDS.index(kind),
@@ -121,10 +167,10 @@ def _header(
     )
 
 
-def _seal(header: bytes, payload: bytes | memoryview) -> bytes:
-    digest = hashlib.blake2b(header, digest_size=SEAL_BYTES)
-    digest.update(payload)
-    return digest.digest()
+def _seal(told: bytes, payload: bytes | memoryview) -> bytes:
+    whole = Payload()
+    whole.add(payload)
+    return whole.seal(told)
 
 
 def _bytes(tensor: Tensor) -> bytes:
