@@ -272,6 +272,8 @@ class Control:
         record.prefill_start_s, record.prefill_end_s = event.start_s, event.end_s
         record.kv_bytes, record.cached_tokens = event.kv_bytes, event.cached_tokens
         record.fetched_bytes = event.fetched_bytes
+        if record.status:
+            self._complete(record, out)
 
     def _on_admitted(self, now_s: float, event: Admitted, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
@@ -285,11 +287,17 @@ class Control:
 
     def _on_finished(self, now_s: float, event: Finished, out: list[Command]) -> None:
         record = self._current(event.request_id, event.attempt)
-        if record is None:
+        if record is None or record.status:
             return
         record.finished_s, record.output_tokens, record.status = event.finished_s, event.tokens, "ok"
-        self._release(record)
         self.observed.answered(event.tokens)
+        prefill = self._nodes[record.prefill_node]
+        # A short answer may end before its prefill node's own word is here: then that completes it.
+        if record.prefilled or not prefill.alive or prefill.silent:
+            self._complete(record, out)
+
+    def _complete(self, record: Record, out: list[Command]) -> None:
+        self._release(record)
         out.append((CLIENT, Completed(record)))
 
     def _on_attempt_failed(self, now_s: float, event: AttemptFailed, out: list[Command]) -> None:
@@ -382,7 +390,10 @@ class Control:
     def _retry_at(self, now_s: float, node: NodeView, why: str, out: list[Command], *, lost: bool) -> None:
         """Try again elsewhere what a node no longer serves. lost: it is gone, with the answers it was sending."""
         for record in list(self.live.values()):
-            if record.prefill_node == node.name and record.admitted:
+            if record.status:  # its answer has ended: whatever is still to be told of it, nobody may
+                if node.name in (record.prefill_node, record.decode_node):
+                    self._complete(record, out)
+            elif record.prefill_node == node.name and record.admitted:
                 if lost and not record.prefilled:
                     self._leave_prefill(record)
             elif node.name in (record.prefill_node, record.decode_node) and (lost or not record.admitted):

@@ -64,7 +64,7 @@ def littles_law(passages: Passages, requests: pd.DataFrame, end_s: float) -> dic
         sojourn_s = float((stamps[i + 1] - stamps[i]).sum())
         rate_rps, mean_s = len(requests) / end_s, sojourn_s / len(requests)
         out["stages"][stage] = {"mean_in_stage": in_stage, "rate_rps": rate_rps, "mean_sojourn_s": mean_s}
-        if abs(in_stage - rate_rps * mean_s) > TOLERANCE * (1 + in_stage):
+        if not abs(in_stage - rate_rps * mean_s) <= TOLERANCE * (1 + in_stage):  # a missing stamp breaks it, too
             out["problems"].append(
                 f"Little's law is broken in {stage}: {in_stage:.6g} requests are in it by the driver's count, "
                 f"lambda W by the requests' stamps is {rate_rps * mean_s:.6g}"

@@ -247,12 +247,31 @@ class TestLife:
         assert (end.record.status, end.record.prefill_end_s) == ("ok", 2.0)
         run.assert_idle()
 
-    def test_a_request_may_finish_before_word_of_its_prefill_came(self) -> None:
+    def test_an_answer_that_ends_before_word_of_its_prefill_came_waits_for_it(self) -> None:
+        """Or its row would not say when it was prefilled, nor how much KV it made."""
         run = Run()
         run.arrive()
         run.at(3.0, Admitted("a", 1, 2.5, 3.0))
-        run.at(6.5, Finished("a", 1, 6.5, 7.0, 8))
-        assert run.at(6.6, Prefilled("a", 1, 1.0, 2.0, 1000)) == []
+        assert run.at(6.5, Finished("a", 1, 6.5, 7.0, 8)) == []
+        assert run.at(6.5, Finished("a", 1, 6.5, 7.0, 8)) == []
+        ((_, end),) = run.at(6.6, Prefilled("a", 1, 1.0, 2.0, 1000))
+        assert isinstance(end, Completed)
+        assert (end.record.status, end.record.prefill_end_s, end.record.kv_bytes) == ("ok", 2.0, 1000)
+        run.assert_idle()
+
+    @pytest.mark.parametrize("node", ["p0", "d0"])
+    @pytest.mark.parametrize("lost_s", [6.0, 7.0])
+    def test_nobody_waits_for_the_word_of_a_node_that_is_lost(self, node: str, lost_s: float) -> None:
+        run = Run()
+        run.arrive()
+        run.at(3.0, Admitted("a", 1, 2.5, 3.0))
+        for at_s, event in sorted(
+            [(lost_s, NodeLost(node, "")), (6.5, Finished("a", 1, 6.5, 7.0, 8))], key=lambda one: one[0]
+        ):
+            run.at(at_s, event)
+        (end,) = run.ended()
+        expected = "failed" if (node, lost_s) == ("d0", 6.0) else "ok"  # in the midst of its answer
+        assert end.record.status == expected
         run.assert_idle()
 
     def test_only_the_present_attempt_of_a_live_request_is_current(self) -> None:
