@@ -32,6 +32,7 @@ from testbed.assemble import (
 )
 from testbed.closed_form import closed_form
 from testbed.crossing import event as crossed
+from testbed.invariants import Run, Twin, check, judge
 from testbed.link_schedule import bucket_of, link_changes, link_steps
 from testbed.phases import LinkStep
 from testbed.policies import load_policy, start_policy, wants_future
@@ -99,11 +100,23 @@ def simulate(
     trace, rate_rps = build_workload(loaded, chosen) if workload is None else workload
     lengths = workload_lengths(loaded, trace)
     expected = closed_form(loaded, chosen, trace, rate_rps)
-    made = load_policy(chosen.policy.name)
+    made, other = load_policy(chosen.policy.name), load_policy(chosen.policy.name)
     future = KnownFuture.of(loaded, chosen, trace).told() if wants_future(made) else None
-    start_policy(made, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told, future))
+    for one in (made, other):
+        start_policy(one, chosen.policy.name, policy_setup(loaded, chosen, lengths, chosen.policy.told, future))
+    twin = Twin(other)
     collector = Collector()
-    world = World(loaded, chosen, made, trace.requests, collector, steps=link_steps(loaded), metered=bucket_of(loaded))
+    world = World(
+        loaded,
+        chosen,
+        made,
+        trace.requests,
+        collector,
+        steps=link_steps(loaded),
+        metered=bucket_of(loaded),
+        ask=twin.ask,
+        tick=twin.tick,
+    )
     started = time.perf_counter()
     world.run()
     wall_s = time.perf_counter() - started
@@ -153,6 +166,7 @@ def simulate(
         "littles_law": law,
     }
     _judge(summary)
+    judge(summary, check(Run(requests, timeline, summary, loaded, twin.told)))
     return Result(requests, timeline, summary, trace, loaded, wall_s, events)
 
 

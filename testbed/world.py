@@ -39,7 +39,19 @@ from netem.fluid import TCP_EFFICIENCY, FluidLink
 from netem.link import burst_bytes
 from netem.token_bucket import TokenBucket, TokenBucketSpec
 from testbed.assemble import control_rules, cost_functions, instances, profiles
-from testbed.control import CLIENT, Arrive, Control, NodeSpec, NodeUp, Record, Tick
+from testbed.control import (
+    CLIENT,
+    Arrive,
+    Control,
+    NodeSpec,
+    NodeUp,
+    PolicyCall,
+    Record,
+    Tick,
+    TickCall,
+    call_policy,
+    tick_policy,
+)
 from testbed.report.little import GATE_OF, Passages
 from testbed.scenario import Deployment, Scenario
 from testbed.scenario_cross import sources
@@ -121,10 +133,10 @@ class World:
     """Everything of one run in virtual time.
 
     on_end(record): each request as it ends. steps: (model second, bits/s) at which the link's rate changes. metered:
-    the token bucket of each direction, instead. throttled: what the buckets made of the link: (model second,
-    direction, bits/s before and after). link_history: five numbers whenever the nodes give an account of themselves:
-    the model second, and of each direction the KV sent so far and the KV that waits, bytes. crossings: what
-    cross-traffic came and went: (direction, before, from then on).
+    the token bucket of each direction, instead. ask, tick: how the policy is called. throttled: what the buckets made
+    of the link: (model second, direction, bits/s before and after). link_history: five numbers whenever the nodes give
+    an account of themselves: the model second, and of each direction the KV sent so far and the KV that waits, bytes.
+    crossings: what cross-traffic came and went: (direction, before, from then on).
     """
 
     def __init__(
@@ -137,6 +149,8 @@ class World:
         *,
         steps: Sequence[tuple[float, float]] = (),
         metered: TokenBucketSpec | None = None,
+        ask: PolicyCall = call_policy,
+        tick: TickCall = tick_policy,
     ) -> None:
         self.now_s = 0.0
         self.events = 0
@@ -166,6 +180,8 @@ class World:
             policy,
             Homogeneous(),
             control_rules(scenario, deployment),
+            ask=ask,
+            tick=tick,
         )
         bucket = self._bucket_bytes(scenario.link.rate_bps)
         flow_bps = scenario.link.per_flow_bps

@@ -8,6 +8,7 @@ step of the link) and `decisions.py` (deterministic).
 """
 
 from testbed.invariants.check import INVARIANTS, check, judge
+from testbed.invariants.decisions import Twin
 from testbed.invariants.finding import Finding, Run
 
-__all__ = ["INVARIANTS", "Finding", "Run", "check", "judge"]
+__all__ = ["INVARIANTS", "Finding", "Run", "Twin", "check", "judge"]

@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from testbed.invariants.accounts import bytes_conserved, littles_law
+from testbed.invariants.calm import no_cycle, role_changes, threshold_changes
+from testbed.invariants.decisions import deterministic
 from testbed.invariants.finding import Finding, Run
+from testbed.invariants.life import causal, conserved
+from testbed.invariants.queues import drained, not_starved
+from testbed.invariants.recovery import recovered
+from testbed.invariants.work import work_conserved
 
 Invariant = Callable[[Run], Finding]
 
-INVARIANTS: Final[Sequence[Invariant]] = ()
+INVARIANTS: Final[Sequence[Invariant]] = (
+    conserved,
+    causal,
+    bytes_conserved,
+    littles_law,
+    work_conserved,
+    deterministic,
+    drained,
+    not_starved,
+    threshold_changes,
+    role_changes,
+    no_cycle,
+    recovered,
+)
 """Each is a function of a run; its docstring is its definition."""
 
 
