@@ -93,7 +93,7 @@ class Watch:
             "samples": _by_direction(samples),
             "recent": {**figures(of_late), "reasons": reasons(of_late)},
             "troubles": self._troubles.told(),
-            "events": events[-MOST_EVENTS:],
+            "events": sorted(events, key=lambda event: event["t_s"])[-MOST_EVENTS:],
             "late_p99_s": {"workers": late_s, "gateway": self._late_s()},
         }
 

@@ -21,6 +21,8 @@ const PANELS = [
     series: [["prefill at PrfaaS", "--prfaas", "line"], ["prefill at PD", "--pd", "line"], ["KV crossing", "--decode", "line"]] },
 ];
 
+const MARKS = { fault: "--bad", node: "--warn", load: "--set" }; // events that are lines on every panel
+
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 class Table {
@@ -45,6 +47,7 @@ export class Charts {
     this.tables = new Map(PANELS.map((panel) => [panel.id, new Table(panel.series.length)]));
     this.panels = PANELS.map((panel) => this.frame(root, panel));
     this.slo_s = null;
+    this.marks = new Map();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.build());
     this.build();
     new ResizeObserver(() => this.resize()).observe(root);
@@ -113,7 +116,7 @@ export class Charts {
             { ...axis, size: 54, space: 30, values: (_, ticks) => ticks.map((value) => `${value.toLocaleString("en-US")}${panel.unit === "%" ? " %" : ""}`) },
           ],
           series: [{}, ...series],
-          hooks: { setCursor: [() => this.tell()] },
+          hooks: { setCursor: [() => this.tell()], drawAxes: [(chart) => this.lines(chart)] },
         },
         this.data(panel),
         panel.plot,
@@ -155,6 +158,28 @@ export class Charts {
     this.link(data.samples, data.scheduler.link_estimate_bps);
     this.load(data.t_s, data.recent, data.scheduler.threshold_tokens, data.stages, this.hasCache);
     if (!this.paused) this.draw();
+  }
+
+  mark(events) {
+    for (const event of events) if (MARKS[event.kind]) this.marks.set(event.id, event);
+    const old = (this.now ?? 0) - KEEP_S;
+    for (const [id, event] of this.marks) if (event.t_s < old) this.marks.delete(id);
+  }
+
+  lines(chart) {
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.setLineDash([2, 3]);
+    for (const { t_s, kind } of this.marks.values()) {
+      const x = Math.round(chart.valToPos(t_s, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.strokeStyle = css(MARKS[kind]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   link(samples, estimate) {

@@ -103,7 +103,7 @@ export class Controls {
   wall(form) {
     const model_s = Number(form.elements.duration.value);
     const known = this.scale && form.elements.duration.value && Number.isFinite(model_s);
-    form.querySelector("[data-wall]").textContent = known ? `= ${format.seconds(model_s / this.scale.time_scale)} of yours` : "";
+    form.querySelector("[data-wall]").textContent = known ? `= ${format.span(model_s / this.scale.time_scale)} of wall time` : "";
   }
 
   stepLink() {
@@ -134,7 +134,7 @@ export class Controls {
     try {
       const made = await send();
       output.dataset.state = "done";
-      output.textContent = `${made.what}: done; it heals in ${format.seconds(made.heals_in_s)} (model)`;
+      output.textContent = `${made.what}: done; it heals in ${format.span(Math.round(made.heals_in_s))} (model)`;
     } catch (error) {
       output.dataset.state = "refused";
       output.textContent = error.message;

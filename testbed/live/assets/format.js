@@ -15,6 +15,11 @@ export function seconds(value) {
   return value < 600 ? `${short(value)} s` : `${(value / 60).toFixed(0)} min`;
 }
 
+// A time that stands still: no digits beyond what it has.
+export function span(value) {
+  return value < 1 ? `${Number((value * 1e3).toPrecision(3))} ms` : `${Number(value.toPrecision(4)).toLocaleString("en-US")} s`;
+}
+
 export function count(value) {
   return value === null || value === undefined ? NONE : Math.round(value).toLocaleString("en-US");
 }

@@ -23,6 +23,7 @@ function hello(data) {
   document.title = `${data.scenario}, live`;
   text("scenario", `${data.scenario}: ${data.deployment}`);
   charts.hello(data);
+  charts.mark(data.events);
   controls.hello(data);
   log.add(data.events);
 }
@@ -33,13 +34,14 @@ function now(data) {
     topology.take(data, about.link_nominal_bps);
     reasons(by("reasons"), data.recent.reasons, span());
   }
+  charts.mark(data.events);
   charts.take(data);
   controls.now(data);
   log.add(data.events);
 }
 
 function span() {
-  return `${about.span_s} s of yours (${format.seconds(about.span_s * about.scale.time_scale)} model)`;
+  return `${format.span(about.span_s)} of wall time (${format.span(about.span_s * about.scale.time_scale)} model)`;
 }
 
 function tiles(data) {
@@ -56,9 +58,9 @@ function tiles(data) {
   text("tile-threshold", scheduler.threshold_tokens === null ? format.NONE : `${format.count(scheduler.threshold_tokens)}`);
   text("tile-threshold-sub", `${session.policy}${scheduler.regime ? `, bandwidth ${scheduler.regime}` : ""}`);
   text("tile-ttft", `${format.seconds(recent.ttft_p50_s)}, ${format.seconds(recent.ttft_p90_s)}`);
-  text("tile-ttft-sub", `promised p90 ${format.seconds(about.slo.ttft_p90_s)}`);
+  text("tile-ttft-sub", `promised p90 ${format.span(about.slo.ttft_p90_s)}`);
   text("tile-offloaded", format.share(recent.offloaded));
-  text("tile-offloaded-sub", `of ${recent.requests} in ${format.seconds(about.span_s)} of yours`);
+  text("tile-offloaded-sub", `of ${recent.requests} in ${format.span(about.span_s)} wall`);
   const link = data.link.to_pd;
   text("tile-link", link ? (link.outage ? `outage: ${link.outage}` : format.rate(link.rate_bps)) : format.NONE);
   text("tile-link-sub", `estimated ${format.rate(scheduler.link_estimate_bps)}`);
