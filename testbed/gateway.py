@@ -36,6 +36,7 @@ from testbed.control import Completed, Control, Failed, NodeSpec
 from testbed.guard import Bounds, Guard, raise_files, read_body, same_origin
 from testbed.json_http import JSON, check_finite, errors_as_answers, json_object, json_response
 from testbed.launch.state import TestbedError
+from testbed.live.mount import Live
 from testbed.metrics import Metrics
 from testbed.openai_api import DONE, ApiError, Ask, Chunks, Limits, parse, stream_error, usage, whole
 from testbed.policies import load_policy, wants_future
@@ -119,6 +120,14 @@ class Gateway:
         self._all_ready = asyncio.Event()
         self.session: Session | None = None
         self.links: dict[str, Dialler] = {}
+        self.live = Live(
+            self.scenario,
+            Path(config.agent_sock).parent,
+            {node.name: node.role for node in config.nodes},
+            lambda: self.session,
+            self._send,
+            lambda: self.lag.p99_s(),
+        )
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -241,6 +250,7 @@ class Gateway:
         self.metrics.begun()
         session.on_end = self.metrics.ended
         self.session = session
+        self.live.session_began()
         self.lag = Lateness()
         for node, epoch in self._ready.items():
             if epoch == self._epoch and self.links[node].channel is not None:
@@ -306,6 +316,7 @@ class Gateway:
                 web.post("/prfaas/loads/{id}/end", self._end_load),
             ]
         )
+        self.live.add_to(app)
         return app
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:

@@ -23,8 +23,8 @@ def json_response(body: Any, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, content_type=JSON)
 
 
-async def json_object(request: web.Request, known: set[str]) -> dict[str, Any]:
-    """The request's body, an object of `known` fields; {} when it is empty. Raises ApiError."""
+async def json_object(request: web.Request, known: set[str] | None) -> dict[str, Any]:
+    """The request's body, an object of `known` fields (None: of any); {} when it is empty. Raises ApiError."""
     raw = await read_body(request)
     try:
         body = orjson.loads(raw) if raw else {}
@@ -32,7 +32,7 @@ async def json_object(request: web.Request, known: set[str]) -> dict[str, Any]:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
-    if unknown := set(body) - known:
+    if known is not None and (unknown := set(body) - known):
         raise ApiError(400, f"{min(unknown)}: unknown field; known: {', '.join(sorted(known))}", min(unknown))
     return body
 
