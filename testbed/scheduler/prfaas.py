@@ -82,12 +82,12 @@ class Prfaas:
         self._setup = setup
         self._lengths, self._sample = setup.lengths, math.inf  # of how many requests; the operator's word is exact
         self._reach(setup.lengths.high)
-        self.threshold_tokens = self._bounded(solve_threshold(setup))
+        self._served = setup.n_prfaas, setup.n_p  # prefill nodes of either site that the present t reckons with
+        self.threshold_tokens = self._bounded(self._solve(setup.n_d, setup.link_nominal_bps))
         self.regime = ABUNDANT
         self._blind = bool(self._p["cache_blind"])
         self._fleet_version: int | None = None
         self._fleet_s = 0.0  # when it last changed
-        self._served = setup.n_prfaas, setup.n_p  # prefill nodes of either site that the present t reckons with
         self._grown = False  # there are more by now
         self._counted_s = -math.inf  # when what had come was last reckoned with
         self._stay_s = self._p["surge_dwell_s"]  # how long it has to have stayed before that
@@ -328,13 +328,16 @@ class Prfaas:
     def _take(self, view: SystemView, actions: list[Action], trigger: str, *, at_once: bool = False) -> None:
         """The t of (7) for what is known now, if it differs enough."""
         link_bps = self._solved_bps = self._available_bps(view)
-        fleet = model.Fleet(*self._served, len(view.decode()))
         before = self.threshold_tokens
-        t = self._bounded(solve_threshold(self._setup, fleet, self._lengths, link_bps))
+        t = self._bounded(self._solve(len(view.decode()), link_bps))
         if t == before or (not at_once and abs(t - before) < self._p["least_change"] * before):
             return
         self.threshold_tokens, self._changed_s = t, view.now_s
         actions.append(Note("threshold", before, t, trigger))
+
+    def _solve(self, n_d: int, link_bps: float) -> float:
+        """The t of (7) for the lengths and the prefill nodes that are reckoned with."""
+        return solve_threshold(self._setup, model.Fleet(*self._served, n_d), self._lengths, link_bps)
 
     def _bounded(self, t: float) -> float:
         return min(max(t, self._p["floor_tokens"]), self._ceiling) if self._setup.n_prfaas else t
