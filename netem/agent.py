@@ -28,12 +28,13 @@ from aiohttp import web
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.agent_http import application
-from netem.backend import Asked, Delays, choose, tried
+from netem.backend import Asked, Delays, choose, tried, tried_here
 from netem.keeper import Keeper
 from netem.layers import Layer, LayerSpec, effective
 from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, update
 from netem.outage import Outages
 from netem.plan import CONTROL_CLASS, KV_CLASS, REST_CLASS, Layout, Netem, RateClass, ShareClass
+from netem.plugged import open_way
 from netem.segments import are_single
 from netem.tc import Applied, Counters, Shaper
 
@@ -73,7 +74,8 @@ class AgentConfig:
     COUNTER_COLUMNS, both directions every `sample_s`. `ready_file`: made, holding the pid, once the link is shaped.
     `seed`: of losses and jitter. The delay line's socket and configuration lie beside `socket`, its log in `log_dir`
     (None: there too). `delay_by`: what delays and loses, "auto" for what this kernel does best (`netem.backend`).
-    `flows`: how many of the transport's connections are numbered, and capped where `state` has `per_flow_bps`.
+    `flows`: how many of the transport's connections are numbered, and capped where `state` has `per_flow_bps`. `opens`:
+    the WAN forwards nothing yet, and is let to once it is shaped (`netem.plugged`).
     """
 
     socket: str
@@ -87,6 +89,7 @@ class AgentConfig:
     log_dir: str | None = None
     delay_by: Asked = "auto"
     flows: int = 0
+    opens: bool = False
 
     @property
     def layout_flows(self) -> int | None:
@@ -365,7 +368,7 @@ def begin_afresh(counters_csv: Path) -> None:
 
 
 async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, counters_csv: TextIO) -> None:
-    backend = choose(await asyncio.to_thread(tried), config.delay_by)
+    backend = choose(await asyncio.to_thread(tried_here if config.opens else tried), config.delay_by)
     layout = Layout(netem=backend.delay == "netem", flows=config.layout_flows)
     delays = Delays(backend, not layout.netem or await asyncio.to_thread(are_single, config.interfaces.values()))
     async with AsyncExitStack() as stack:
@@ -379,6 +382,8 @@ async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, 
         stack.push_async_callback(keeper.close)
         agent = Agent(config, shapers, keeper, Outages(config.interfaces), delays, applied_log, counters_csv)
         await agent.start()
+        if config.opens:
+            await asyncio.to_thread(open_way, config.interfaces.values())
         runner = web.AppRunner(application(agent), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         stack.push_async_callback(runner.cleanup)
         stack.callback(agent.leaving.set)

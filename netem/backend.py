@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from netem.attempts import try_netem, try_nfqueue
+from netem.forwarding import Queue
+from netem.forwarding import replace as replace_rules
 from netem.link import Impairment, LinkState, impairment, refuse
 from netem.topology import in_namespace, new_namespace
 
@@ -57,6 +59,14 @@ def tried() -> dict[str, str]:
         return in_namespace(fd, lambda: {"netem": try_netem(), "nfqueue": try_nfqueue()})
     finally:
         os.close(fd)
+
+
+def tried_here() -> dict[str, str]:
+    """The same in this network namespace, which forwards nothing yet, for who may not make one to throw away."""
+    found = {"netem": try_netem(), "nfqueue": try_nfqueue()}
+    if not found["nfqueue"]:
+        replace_rules(Queue, [])
+    return found
 
 
 class Delays:

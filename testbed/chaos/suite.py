@@ -52,6 +52,7 @@ def run_wire(
     seed: int | None,
     folder: Path,
     port: int,
+    launcher: str | None,
     say: Say,
 ) -> list[Journal]:
     """Every experiment under every policy on the wire, a testbed for all that fit the same one.
@@ -71,7 +72,7 @@ def run_wire(
     for experiment, scenario in made:
         groups.setdefault(scenario.fingerprint(testbed_only=True), []).append((experiment, scenario))
     for group in groups.values():
-        with testbed_of(group[0][1], port, keep=False) as testbed:
+        with testbed_of(group[0][1], port, keep=False, launcher=launcher) as testbed:
             for experiment, scenario in group:
                 for policy in policies:
                     say(f"{experiment.name}: {policy} ...")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.options import JsonOption, PortOption, SeedOption
+from testbed.cli.options import JsonOption, LauncherOption, PortOption, SeedOption
 from testbed.cli.shared import print_json, say
 
 
@@ -34,6 +34,7 @@ def chaos(
         typer.Option("--out", metavar="DIR", help="Where journals go; results/<time>-chaos unless given."),
     ] = None,
     port: PortOption = 8000,
+    launcher: LauncherOption = None,
     list_them: Annotated[bool, typer.Option("--list", help="Show the shipped experiments.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -59,7 +60,7 @@ def chaos(
     if clock == "virtual":
         journals = run_virtual(chosen, policies, seed=seed, folder=folder, say=say)
     else:
-        journals = run_wire(chosen, policies, seed=seed, folder=folder, port=port, say=say)
+        journals = run_wire(chosen, policies, seed=seed, folder=folder, port=port, launcher=launcher, say=say)
     result = summary(journals, policies)
     if json:
         print_json({**result, "results": str(folder)})

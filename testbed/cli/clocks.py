@@ -15,6 +15,7 @@ from testbed.cli.options import (
     FractionOption,
     JobsOption,
     JsonOption,
+    LauncherOption,
     LogLevelOption,
     OutOption,
     PlotOption,
@@ -93,6 +94,7 @@ def run(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the testbed up afterwards (as `make testbed` does).")
     ] = False,
+    launcher: LauncherOption = None,
     log_level: LogLevelOption = None,
     trace: TraceOption = None,
     arrivals: ArrivalsOption = None,
@@ -112,7 +114,7 @@ def run(
     load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction) + log_sets(log_level)
     chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment)
     arms = arms_of(chosen, policy, trace_out)
-    with wire(chosen if len(arms) > 1 else arms[0], port, keep=keep) as testbed:
+    with wire(chosen if len(arms) > 1 else arms[0], port, keep=keep, launcher=launcher) as testbed:
         code = offer(testbed, arms, repeats, out=out, workers=workers, trace_out=trace_out, plot=plot, json=json)
     if keep:
         say(

@@ -14,6 +14,7 @@ from testbed.cli.options import (
     DurationOption,
     FractionOption,
     JsonOption,
+    LauncherOption,
     OutOption,
     PlotOption,
     PoliciesOption,
@@ -29,7 +30,7 @@ from testbed.cli.options import (
     WorkersOption,
 )
 from testbed.cli.series import arms_of, offer
-from testbed.cli.shared import bring_up, check_plot, load_overrides, print_json, running_testbed
+from testbed.cli.shared import add_beside, bring_up, check_plot, load_overrides, print_json, running_testbed
 
 
 def up(
@@ -38,19 +39,35 @@ def up(
     policy: PolicyOption = None,
     sets: SetOption = None,
     port: PortOption = 8000,
+    launcher: LauncherOption = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--with", metavar="locust,prometheus,grafana", help="Containers beside those of the compose launcher."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Start the testbed of a scenario, or find the one that is up."""
     from testbed.scenario import load
 
-    testbed, already = bring_up(load(scenario, sets or ()).only(deployment, policy), port)
+    testbed, already = bring_up(load(scenario, sets or ()).only(deployment, policy), port, launcher)
+    pages = add_beside(testbed, beside.split(",")) if beside else {}
     url = f"http://127.0.0.1:{testbed.port}"
     if json:
         print_json(
-            {"url": url, "already": already, "scenario": testbed.scenario.name, "state_dir": str(testbed.state.root)}
+            {
+                "url": url,
+                "already": already,
+                "scenario": testbed.scenario.name,
+                "state_dir": str(testbed.state.root),
+                "pages": pages,
+            }
         )
     else:
         typer.echo(f"{'already up' if already else 'up'}: {testbed.scenario.name} at {url}")
+        for name, page in pages.items():
+            typer.echo(f"{name} at {page}")
 
 
 def load(

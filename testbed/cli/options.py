@@ -39,6 +39,14 @@ PlotOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="The gateway's port on 127.0.0.1.")]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="namespaces|compose",
+        help="Who starts the processes: this host, or a container engine. As what is up, or namespaces.",
+    ),
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where results go; results/<time>-<scenario> unless given.")
 ]
@@ -70,7 +78,15 @@ WarmupOption = Annotated[
     float | None, typer.Option("--warmup-s", metavar="S", help="Left out of the figures, model seconds.")
 ]
 RateOption = Annotated[float | None, typer.Option("--rate-rps", metavar="R", help="Requests a model second.")]
-TraceOutOption = Annotated[
+TraceLauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="namespaces|compose",
+        help="Who starts the processes: this host, or a container engine. As what is up, or namespaces.",
+    ),
+]
+OutOption = Annotated[
     Path | None,
     typer.Option("--trace-out", metavar="FILE", help="Write a Chrome trace (JSON), to be opened at ui.perfetto.dev."),
 ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from testbed.scenario import Scenario
 
 
-def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
+def bring_up(scenario: Scenario, port: int, launcher: str | None = None) -> tuple[Testbed, bool]:
     """The testbed of a scenario with one deployment, and whether it was up already."""
     from testbed.assemble import lengths_of_workload, max_input_tokens
     from testbed.fleet import launch_spec
@@ -36,7 +36,7 @@ def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
     state = StateDir(create=True)
     started = time.monotonic()
     say(f"starting {scenario.name} ({deployment.name}) ...")
-    result = launchers.up(launch_spec(scenario, deployment, port=port, state=state))
+    result = launchers.up(launch_spec(scenario, deployment, port=port, state=state), launcher)
     if not result.already:
         try:
             (state.root / "scenario.yaml").write_text(scenario.to_yaml())
@@ -45,6 +45,18 @@ def bring_up(scenario: Scenario, port: int) -> tuple[Testbed, bool]:
             launchers.down()
             raise
     return Testbed(state, scenario, result.port), result.already
+
+
+def add_beside(testbed: Testbed, profiles: list[str]) -> dict[str, str]:
+    """Start containers beside those of a testbed, and give Locust the testbed's own load; name -> its page."""
+    from testbed.assemble import build_workload
+    from testbed.launch import compose
+    from traces.load import save
+
+    if "locust" in profiles:
+        trace, _ = build_workload(testbed.scenario, testbed.scenario.deployments[0])
+        save(trace, testbed.state.loads / "locust.jsonl")
+    return compose.add(testbed.state, profiles)
 
 
 def running_testbed() -> Testbed:
@@ -109,7 +121,7 @@ def run_wire(scenario: Scenario, port: int, out: Path | None, workers: int, *, k
 
 
 @contextlib.contextmanager
-def wire(scenario: Scenario, port: int, *, keep: bool) -> Iterator[Testbed]:
+def wire(scenario: Scenario, port: int, *, keep: bool, launcher: str | None = None) -> Iterator[Testbed]:
     """The scenario's testbed with its link verified; down again unless `keep` or it was up before.
 
     Exits with 3 when the link is not what was asked for.
@@ -118,7 +130,7 @@ def wire(scenario: Scenario, port: int, *, keep: bool) -> Iterator[Testbed]:
     from testbed.launch import launchers
 
     testbed, was_up = bring_up(
-        scenario, port
+        scenario, port, launcher
     )  # a start that fails leaves nothing; another's testbed is not ours to stop
     try:
         verified = linkctl.verify(scenario, testbed.state)

@@ -42,7 +42,12 @@ def receive_listener(descriptor: int | None) -> socket.socket | None:
     if descriptor is None:
         return None
     with socket.socket(fileno=descriptor) as handover:
-        _, descriptors, _, _ = socket.recv_fds(handover, 16, 1)
+        return take_listener(handover)
+
+
+def take_listener(handover: socket.socket) -> socket.socket:
+    """The listening socket that was sent through `handover`. Raises TestbedError where none comes."""
+    _, descriptors, _, _ = socket.recv_fds(handover, 16, 1)
     if not descriptors:
         raise TestbedError("the launcher's listening socket did not arrive; start again with `prfaas up`")
     os.set_inheritable(descriptors[0], False)

@@ -58,21 +58,22 @@ def named(name: str) -> Launcher:
     return LAUNCHERS[name]
 
 
-def up(spec: LaunchSpec, name: str = namespaces.NAME) -> Up:
-    """Start the testbed, or find the one that is up already from the same specification and launcher.
+def up(spec: LaunchSpec, name: str | None = None) -> Up:
+    """Start the testbed, or find the one that is up already from the same specification. `name`: of the launcher; that
+    of the testbed that is up, or namespaces, unless given.
 
     Raises `TestbedError` where another one is up, the port is taken, the launcher cannot work here, or a process does
     not become ready (then with the last lines of its log); what was started is removed again, as it is when this call
     is interrupted.
     """
-    launcher = named(name)
+    launcher = None if name is None else named(name)
     state = StateDir(create=True)
     with state.locked():
         record = state.read()
         if record is not None and record.outer.alive():
             return _found(state, record, spec, launcher)
         _clear(state)
-        return _start(state, spec, launcher)
+        return _start(state, spec, launcher or LAUNCHERS[namespaces.NAME])
 
 
 def down() -> list[str]:
@@ -161,8 +162,8 @@ def _spawn(argv: list[str], state: StateDir, run_id: str, handover_fd: int) -> i
     return pid
 
 
-def _found(state: StateDir, record: Record, spec: LaunchSpec, launcher: Launcher) -> Up:
-    asked = (spec.fingerprint, spec.port, launcher.NAME)
+def _found(state: StateDir, record: Record, spec: LaunchSpec, launcher: Launcher | None) -> Up:
+    asked = (spec.fingerprint, spec.port, launcher.NAME if launcher else record.launcher)
     if (record.fingerprint, record.port, record.launcher) != asked:
         raise TestbedError(
             f"a testbed is up already, from another specification ({record.scenario or 'unnamed'}, {record.launcher}, "

@@ -16,6 +16,7 @@ from typing import Any
 
 SOCKET_PATH_BYTES = 107  # sun_path holds 108, the last one a NUL
 LOCK_TIMEOUT_S = 120.0
+CONTAINER_ID = 10001  # user and group of the containers that root starts
 OURS = {"supervisor.sock", "agent.sock", "logs", "ready", "config", "loads", "testbed.json", "failure.txt", "lock"}
 
 
@@ -87,6 +88,9 @@ class StateDir:
         self.root = (root or default_root()).resolve()
         self.supervisor_sock = self.root / "supervisor.sock"
         self.agent_sock = self.root / "agent.sock"
+        self.listener_sock = self.root / "listener.sock"
+        self.compose_file = self.root / "compose.yaml"
+        self.compose_env = self.root / "compose.env"
         self.cross_socks = {site: self.root / f"cross.{site}" for site in ("prfaas", "pd")}
         self.logs = self.root / "logs"
         self.ready = self.root / "ready"
@@ -146,8 +150,9 @@ class StateDir:
         """Remove what only a running testbed needs; logs and loads stay. Returns what was removed, in words."""
         removed = []
         of_the_line = [self.root / f"delay-line.{ending}" for ending in ("sock", "json")]
-        sockets = (self.supervisor_sock, self.agent_sock, *self.cross_socks.values())
-        for path in (*sockets, *of_the_line, self.failure_file, self.record_file):
+        sockets = (self.supervisor_sock, self.agent_sock, self.listener_sock, *self.cross_socks.values())
+        composed = (self.compose_file, self.compose_env)
+        for path in (*sockets, *of_the_line, *composed, self.failure_file, self.record_file):
             if _unlink(path):
                 removed.append(str(path))
         for directory in (self.ready, self.config):
@@ -158,6 +163,16 @@ class StateDir:
                 with contextlib.suppress(OSError):
                     directory.rmdir()
         return removed
+
+    def share(self) -> tuple[int, int]:
+        """Let containers use the directory, which never run as root: the user and the group for them to run as. A
+        user's own; root gives the group CONTAINER_ID, which is nobody's on the host, what they need."""
+        if os.geteuid() != 0:
+            return os.geteuid(), os.getegid()
+        for directory in (self.root, self.logs, self.ready, self.config, self.loads):
+            os.chown(directory, -1, CONTAINER_ID)
+            directory.chmod(0o2750 if directory == self.config else 0o2770)
+        return CONTAINER_ID, CONTAINER_ID
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
@@ -205,7 +220,7 @@ class StateDir:
             raise TestbedError(
                 f"the state directory {self.root} belongs to uid {status.st_uid}; set PRFAAS_STATE to your own"
             )
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & (0o007 if status.st_gid == CONTAINER_ID else 0o077):
             others = sorted(entry.name for entry in self.root.iterdir() if entry.name not in OURS)
             if others:
                 raise TestbedError(
