@@ -78,15 +78,7 @@ WarmupOption = Annotated[
     float | None, typer.Option("--warmup-s", metavar="S", help="Left out of the figures, model seconds.")
 ]
 RateOption = Annotated[float | None, typer.Option("--rate-rps", metavar="R", help="Requests a model second.")]
-TraceLauncherOption = Annotated[
-    str | None,
-    typer.Option(
-        "--launcher",
-        metavar="namespaces|compose",
-        help="Who starts the processes: this host, or a container engine. As what is up, or namespaces.",
-    ),
-]
-OutOption = Annotated[
+TraceOutOption = Annotated[
     Path | None,
     typer.Option("--trace-out", metavar="FILE", help="Write a Chrome trace (JSON), to be opened at ui.perfetto.dev."),
 ]
