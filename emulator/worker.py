@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import secrets
 import signal
@@ -21,6 +20,7 @@ from typing import Literal
 import msgspec
 import uvloop
 
+from emulator import journal
 from emulator.backends.timing import text_of
 from emulator.batching import decode_instance
 from emulator.channel import Channel, Dialler
@@ -30,6 +30,7 @@ from emulator.decode_step import AffineStep
 from emulator.door import Door
 from emulator.instance import PrefillInstance
 from emulator.kvcache import CacheShape, NodePool
+from emulator.log import Log, configure
 from emulator.messages import (
     CONTROL,
     WIRE,
@@ -55,7 +56,7 @@ from emulator.profile import load_profile
 from emulator.transfer.receiver import KvReceiver
 from emulator.transfer.sender import KvSender
 
-log = logging.getLogger("worker")
+log = Log("worker")
 
 REACH_S = 1.5  # wall seconds that a node waits at most for its peers before it serves without those that are missing
 
@@ -106,6 +107,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_scale: float
     byte_scale: float
     telemetry_s: float
+    log_level: str
     peers: dict[str, Peer]
     dials: tuple[str, ...]
 
@@ -245,6 +247,7 @@ class Worker:
 
     def _serve(self) -> None:
         self._not_ready()
+        log.info("serves", role=self.role, epoch=self._epoch)
         self._tell_control(Ready(self.config.name, self._epoch, self.role))
 
     def _not_ready(self) -> None:
@@ -255,6 +258,7 @@ class Worker:
 
     def _deliver(self, out: list[Out]) -> None:
         for destination, message in out:
+            journal.emitted(destination, message)
             if destination == CONTROL:
                 self._tell_control(message)
             elif destination == WIRE:
@@ -339,6 +343,7 @@ class Worker:
         self.receiver.forget_peer(node)
 
     def _on_message(self, channel: Channel, message: AnyMessage) -> None:
+        journal.received(channel.peer, message)
         match message:
             case Hello(node=node):
                 if node == CONTROL:
@@ -358,18 +363,18 @@ class Worker:
             case _ if self.machine.accepts(message):
                 self.driver.handle(message)
             case _:
-                log.warning("%s sent %s, which is not for a %s node", channel.peer, type(message).__name__, self.role)
+                log.warning("misdirected message", by=channel.peer, message=type(message).__name__, role=self.role)
 
     def _on_closed(self, channel: Channel, reason: str) -> None:
         if self.stopped.is_set():
             return
         if channel is self._gateway:
             # Nobody is left to answer to: the next gateway starts a new epoch.
-            log.warning("the gateway's connection is gone: %s", reason)
+            log.warning("gateway lost", reason=reason)
             self._gateway = None
             self._start_epoch(Epoch(0, self.clock.t0_ns))
         elif channel.peer and self._inbound.get(channel.peer) is channel:
-            log.warning("the control connection from %s is gone: %s", channel.peer, reason)
+            log.warning("peer lost", node=channel.peer, reason=reason)
             del self._inbound[channel.peer]
             self._peer_lost(channel.peer)
 
@@ -446,7 +451,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="emulator.worker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Config)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    configure(config.name, config.log_level)
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(serve(config))
 

@@ -13,7 +13,6 @@ import asyncio
 import csv
 import dataclasses
 import json
-import logging
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ from netem.backend import Asked, Delays, choose, tried, tried_here
 from netem.keeper import Keeper
 from netem.layers import Layer, LayerSpec, effective
 from netem.link import DIRECTIONS, Impairment, LinkError, LinkState, update
+from netem.log import Log, configure
 from netem.outage import Outages
 from netem.plan import CONTROL_CLASS, KV_CLASS, REST_CLASS, Layout, Netem, RateClass, ShareClass
 from netem.plugged import open_way
@@ -62,7 +62,7 @@ _TOLD = (RateClass, ShareClass, Netem)
 _TOLD_HANDLES = (KV_CLASS, REST_CLASS, CONTROL_CLASS, "10:0", "11:0", "20:0")
 """What GET /link tells of what the kernel keeps; the other flows' classes are as the rest's is."""
 
-_log = logging.getLogger("netem.agent")
+_log = Log("agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class AgentConfig:
     (None: there too). `delay_by`: what delays and loses, "auto" for what this kernel does best (`netem.backend`).
     `flows`: how many of the transport's connections are numbered, and capped where `state` has `per_flow_bps`. `opens`:
     the WAN forwards nothing yet, and is let to once it is shaped (`netem.plugged`).
+    `log_level`: as `netem.log.LEVELS`.
     """
 
     socket: str
@@ -90,6 +91,7 @@ class AgentConfig:
     delay_by: Asked = "auto"
     flows: int = 0
     opens: bool = False
+    log_level: str = "info"
 
     @property
     def layout_flows(self) -> int | None:
@@ -191,6 +193,7 @@ class Agent:
             row["state"] = dataclasses.asdict(state)
             self.applied_log.write(json.dumps(row) + "\n")
             self.applied_log.flush()
+            _log.debug("link stepped", layer=layer, direction=direction, rate_bps=state.rate_bps, outage=state.outage)
         self._known = True
 
     def _is_cut(self, direction: str) -> bool:
@@ -217,6 +220,8 @@ class Agent:
             states = effective(base, [layer.says for layer in self.layers])
             await self._change(states, None)
             self.base = base
+            for way, state in base.items():
+                _log.info("link set", direction=way, **dataclasses.asdict(state))
 
     async def open(self, body: object) -> Layer:
         """A layer that says nothing yet. Raises LinkError for one that cannot be had over what the link does now."""
@@ -239,6 +244,7 @@ class Agent:
         except BaseException:
             self.layers.remove(layer)
             raise
+        _log.info("layer begins", layer=spec.name, steps=len(spec.steps))
         return layer
 
     async def say(self, layer: Layer, state: Mapping[str, Any]) -> dict[str, tuple[LinkState, LinkState, int]]:
@@ -268,9 +274,10 @@ class Agent:
                     layer.says = {}
                     await self._change(effective(self.base, [one.says for one in self.layers]), layer.spec.name)
                     self.layers.remove(layer)
+                    _log.info("layer ends", layer=layer.spec.name)
                     return
             except (LinkError, NetlinkError, OSError) as refused:
-                _log.error("layer %s: the link is not yet what remains without it: %s", layer.spec.name, refused)
+                _log.error("layer not taken back yet", layer=layer.spec.name, reason=refused)
             await asyncio.sleep(RETRY_S)
 
     async def _change(self, states: Mapping[str, LinkState], layer: str | None) -> None:
@@ -286,7 +293,7 @@ class Agent:
             try:  # half of it may have been done
                 await self.apply(before, layer)
             except LinkError as again:
-                _log.error("the link is neither what it was nor what was asked: %s", again)
+                _log.error("link neither what it was nor what was asked", reason=again)
             raise
 
     async def counters(self) -> dict[str, Counters]:
@@ -337,7 +344,7 @@ class Agent:
                 told = (now.direct_packets, outage, *_of_line(lines.get(direction)))
                 writer.writerow((now.t_ns, direction, *traffic, rate_bps, *told))
                 if now.direct_packets:
-                    _log.error("%s: %d packets left unshaped; the run is invalid", direction, now.direct_packets)
+                    _log.error("packets left unshaped: no valid run", direction=direction, packets=now.direct_packets)
             self.counters_csv.flush()
             due_s = max(due_s + self.config.sample_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
@@ -404,9 +411,10 @@ async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m netem.agent", description="Shape the link and serve its state.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see AgentConfig")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        asyncio.run(run(AgentConfig.load(parser.parse_args().config)))
+        config = AgentConfig.load(parser.parse_args().config)
+        configure("agent", config.log_level)
+        asyncio.run(run(config))
     except (LinkError, NetlinkError, OSError) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2

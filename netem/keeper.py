@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import subprocess
 import sys
 import time
@@ -21,13 +20,14 @@ from typing import Any
 
 from netem.divert import divert
 from netem.link import Impairment, LinkError
+from netem.log import Log
 
 READY_S = 10.0
 _PAUSE_S = 0.02
 _RETRY_S = 0.5
 _ANSWER_S = 5.0
 
-_log = logging.getLogger("netem.keeper")
+_log = Log("keeper")
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Keeper:
             died_s = time.monotonic()
             self.faults.deaths += 1
             self.down = True
-            _log.error("the delay line died: the link is down until the next one serves; the run is invalid")
+            _log.error("delay line died: the link is down until the next one serves, and the run is invalid")
             while self.down:
                 try:
                     async with self._turn:
@@ -174,7 +174,7 @@ class Keeper:
                     reader, writer = await asyncio.open_unix_connection(str(self._socket))
                     self.down = False
                 except (LinkError, OSError) as refused:
-                    _log.error("%s", refused)
+                    _log.error("delay line not started yet", reason=refused)
                     await asyncio.sleep(_RETRY_S)
             self.faults.outage_s += time.monotonic() - died_s
-            _log.error("the delay line serves again after %.3f s", time.monotonic() - died_s)
+            _log.error("delay line serves again", after_s=time.monotonic() - died_s)

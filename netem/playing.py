@@ -6,7 +6,6 @@ The agent does the carrying (`Player`); here is when, and what is told of it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -15,9 +14,10 @@ from typing import Any, Protocol
 
 from netem.layers import Layer, Meters, laid_over
 from netem.link import LinkError, LinkState
+from netem.log import Log
 from netem.tc import Counters
 
-_log = logging.getLogger("netem.playing")
+_log = Log("playing")
 
 
 class Player(Protocol):
@@ -59,7 +59,7 @@ async def play(player: Player, layer: Layer) -> AsyncGenerator[dict[str, Any]]:
             # Not to be left half made when the connection closes: what remains is laid over a state that is known.
             changed = await asyncio.shield(player.say(layer, said))
         except LinkError as refused:
-            _log.error("layer %s, step at %g s: %s", spec.name, at_s, refused)
+            _log.error("step left out", layer=spec.name, at_s=at_s, reason=refused)
             yield {"layer": spec.name, "at_s": at_s, "error": str(refused)}
             continue
         for way, (before, now, applied_ns) in changed.items():

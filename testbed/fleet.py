@@ -132,7 +132,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
         topology={"congestion_control": scenario.link.congestion_control},
         port=port,
         scenario=scenario.name,
-        fingerprint=scenario.only(deployment.name).fingerprint(testbed_only=True),
+        fingerprint=f"{scenario.only(deployment.name).fingerprint(testbed_only=True)} {scenario.log_level}",
     )
 
 
@@ -184,6 +184,7 @@ def _agent(scenario: Scenario, state: StateDir, flows: int) -> ProcessSpec:
         "sample_s": SAMPLE_S,
         "log_dir": str(state.logs),
         "flows": flows,
+        "log_level": scenario.log_level,
     }
     return ProcessSpec("agent", "wan", (sys.executable, "-m", "netem.agent"), role="link", config=config, stage=0)
 
@@ -221,6 +222,7 @@ def _timing(scenario: Scenario, deployment: Deployment, site: Site) -> dict[str,
         "time_scale": scenario.scale.time_scale,
         "byte_scale": scenario.scale.byte_scale,
         "telemetry_s": scenario.telemetry_s,
+        "log_level": scenario.log_level,
     }
 
 

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import logging
 import math
 import os
 import signal
@@ -28,6 +27,7 @@ from aiohttp import web
 
 from emulator.channel import Channel, Dialler
 from emulator.clock import Clock, Lateness
+from emulator.log import Log, configure
 from emulator.messages import CONTROL, AnyMessage, Epoch, Hello, Hinder, Ready
 from emulator.profile import ProfileError
 from testbed.assemble import control_rules, cost_functions, lengths_of_workload, lengths_to_json, max_input_tokens
@@ -49,7 +49,7 @@ from testbed.session import BoundedCall, Session, Stream
 from testbed.told import KnownFuture, Told
 from traces.request import TraceError
 
-log = logging.getLogger("gateway")
+log = Log("gateway")
 
 READY_S: Final = 5.0  # wall seconds the workers have to start an epoch
 POLICY_LIMIT_S: Final = 0.05  # wall seconds a decision may take
@@ -254,6 +254,7 @@ class Gateway:
         self.session = session
         self.live.session_began()
         self.lag = Lateness()
+        log.info("session begins", session=session_id, policy=told.policy, epoch=self._epoch)
         for node, epoch in self._ready.items():
             if epoch == self._epoch and self.links[node].channel is not None:
                 session.node_up(node, self._roles[node])
@@ -275,7 +276,7 @@ class Gateway:
             channel.send(Epoch(self._epoch, self._t0_ns))
 
     def _on_down(self, node: str, reason: str) -> None:
-        log.warning("the connection to %s is gone: %s", node, reason)
+        log.warning("node lost", node=node, reason=reason)
         self._ready.pop(node, None)
         self._check_ready()
         if self.session is not None:
@@ -489,6 +490,7 @@ class Gateway:
         assert session is not None
         self._start_policy(policy, msgspec.structs.replace(session.told, policy=name, parameters=parameters))
         session.set_policy(policy, name, parameters)
+        log.info("policy set", policy=name, session=session.id)
         return json_response(
             {"policy": name, "session": session.id, "threshold_tokens": session.totals()["threshold_tokens"]}
         )
@@ -561,7 +563,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Config)
     sys.path[:0] = config.import_path
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    configure(config.name, config.scenario["log_level"])
     try:
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(serve(config))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
+from emulator.log import Log
 from testbed.guard import read_body
 from testbed.openai_api import ApiError
 
-log = logging.getLogger("gateway")
+log = Log("gateway")
 
 JSON: Final = "application/json"
 
@@ -55,8 +55,8 @@ async def errors_as_answers(request: web.Request, handler: Any) -> web.StreamRes
         return web.Response(body=plain.body(), status=error.status, content_type=JSON)
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:
-        log.exception("%s %s", request.method, request.path)
+    except Exception as error:
+        log.error("internal error", cause=error, request_id=request.get("id"), method=request.method, path=request.path)
         internal = ApiError(500, "internal error of the gateway; see `prfaas logs gateway`", code="internal")
         return web.Response(body=internal.body(), status=500, content_type=JSON)
 

@@ -260,7 +260,8 @@ class Scenario(Part):
     """An experiment, in the real system's units.
 
     cache_bytes: of the prefix cache on each node that prefills; 0 for none. reload_s: how long an instance takes to
-    change its role, once it is drained. telemetry_s: between a worker's accounts of itself.
+    change its role, once it is drained. telemetry_s: between a worker's accounts of itself. log_level: from which on
+    the processes of a testbed log.
     """
 
     name: Name
@@ -284,6 +285,7 @@ class Scenario(Part):
     scheduler: Scheduler = Scheduler()
     bounds: Bounds = Bounds()
     reload_s: Positive = 60.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="before")
     @classmethod
@@ -381,7 +383,7 @@ class Scenario(Part):
 
     def fingerprint(self, *, testbed_only: bool = False) -> str:
         """The same for equal scenarios, whatever file they are from. testbed_only: without what only a load needs."""
-        data = self.model_dump(mode="json")
+        data = self.model_dump(mode="json", exclude={"log_level"})
         if testbed_only:
             for of_the_load in ("workload", "phases", "slo", "meter", "bounds", "seed", "description"):
                 del data[of_the_load]

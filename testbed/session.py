@@ -20,7 +20,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from emulator.clock import TIMER_ROUND_S, Clock
-from emulator.messages import AnyMessage, Telemetry, Tokens
+from emulator.log import Log
+from emulator.messages import AnyMessage, Prefill, Telemetry, Tokens
 from testbed.control import (
     CLIENT,
     Arrive,
@@ -46,6 +47,8 @@ MOST_UNREAD: Final = 4096  # messages of tokens that may wait for one client
 FLUSH_S: Final = 0.5  # wall seconds between writes of rows and events
 INSIST_S: Final = 0.0002  # wall seconds between rings: a policy that catches all is hit outside its `try` in the end
 
+
+log = Log("gateway")
 
 Answer = TypeVar("Answer")  # of a policy's method
 
@@ -160,6 +163,7 @@ class Session:
         self._csv = csv.writer(self._rows, lineterminator="\n")
         self._csv.writerow(GATEWAY_COLUMNS)
         self._events: list[bytes] = []
+        self._logged = 0  # changes that are in the log
         self._encode = msgspec.json.Encoder().encode
         self._rows_file = self.rows_path.open("w", encoding="utf-8", newline="")
         self._events_file = self.events_path.open("wb")
@@ -221,6 +225,8 @@ class Session:
         control, now_s = self.control, self.clock.now_s()
         self._events.append(self._encode({"t_s": now_s, "event": event}))
         for destination, command in control.handle(now_s, event):
+            if type(command) is Prefill:
+                self._log_routed(command)
             if destination == CLIENT:
                 assert isinstance(command, Completed | Failed)
                 self._end(command)
@@ -229,6 +235,8 @@ class Session:
                 if not self._send(destination, command):
                     # Its connection is gone and the loss is about to be told; control then tries elsewhere.
                     self._loop.call_soon(self.node_lost, destination, "no connection to it")
+        if len(control.changes) != self._logged:
+            self._log_changes()
         if control.next_s() < self._armed_s:
             self._arm()
 
@@ -251,9 +259,33 @@ class Session:
             self.errors[record.error] += 1
         self._csv.writerow(gateway_row(record))
         self._streams.pop(record.request_id).queue.put_nowait(command)
+        _log_ended(record)
         self.on_end(record)
         if not self._streams:
             self.idle.set()
+
+    # the log
+    def _log_routed(self, order: Prefill) -> None:
+        record = self.control.live[order.request_id]
+        log.info(
+            "routed",
+            request_id=order.request_id,
+            attempt=order.attempt,
+            t_s=record.route_s,
+            prefill=record.prefill_node,
+            decode=order.decode_node,
+            reason=record.reason,
+            input_tokens=order.input_tokens,
+            cached_tokens=order.cached_tokens or None,
+            policy_error=record.policy_error or None,
+        )
+
+    def _log_changes(self) -> None:
+        """What the scheduler changed, and nodes that came and went."""
+        for one in self.control.changes[self._logged :]:
+            fields = {"node": one.node or None, "before": one.before, "after": one.after, "trigger": one.trigger}
+            log.info(f"{one.kind} changed", t_s=one.t_s, **fields)
+        self._logged = len(self.control.changes)
 
     # files
     def _flush(self) -> None:
@@ -329,3 +361,17 @@ class Session:
             "events": str(self.events_path),
             "setup": str(self.setup_path),
         }
+
+
+def _log_ended(record: Record) -> None:
+    tell = log.warning if record.status == "failed" else log.info
+    tell(
+        "ended",
+        request_id=record.request_id,
+        attempt=record.attempts,
+        status=record.status,
+        error=record.error or None,
+        message=record.error_message or None,
+        ttft_s=record.admitted_s - record.arrive_s if record.admitted else None,
+        output_tokens=record.output_tokens,
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from testbed.cli import chaos, clocks, operate, parts, policy, results, studies
+from testbed.cli import chaos, clocks, logs, operate, parts, policy, results, studies
 from testbed.cli.shared import say
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Clocks": (clocks.plan, clocks.run, clocks.simulate),
     "Studies": (studies.sweep, studies.figure, studies.fidelity, chaos.chaos),
     "Results": (results.explain, results.replay_decisions),
-    "Testbed": (operate.up, operate.load, operate.status, operate.logs, operate.down, operate.doctor),
+    "Testbed": (operate.up, operate.load, operate.status, logs.logs, operate.down, operate.doctor),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:

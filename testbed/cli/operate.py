@@ -1,4 +1,4 @@
-"""The testbed that is up: `up`, `load`, `status`, `logs`, `down`, `doctor`."""
+"""The testbed that is up: `up`, `load`, `status`, `down`, `doctor`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from testbed.cli.options import (
     FractionOption,
     JsonOption,
     LauncherOption,
+    LogLevelOption,
     OutOption,
     PlotOption,
     PoliciesOption,
@@ -30,7 +31,7 @@ from testbed.cli.options import (
     WorkersOption,
 )
 from testbed.cli.series import arms_of, offer
-from testbed.cli.shared import add_beside, bring_up, check_plot, load_overrides, print_json, running_testbed
+from testbed.cli.shared import add_beside, bring_up, check_plot, load_overrides, log_sets, print_json, running_testbed
 
 
 def up(
@@ -46,12 +47,14 @@ def up(
             "--with", metavar="locust,prometheus,grafana", help="Containers beside those of the compose launcher."
         ),
     ] = None,
+    log_level: LogLevelOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start the testbed of a scenario, or find the one that is up."""
     from testbed.scenario import load
 
-    testbed, already = bring_up(load(scenario, sets or ()).only(deployment, policy), port, launcher)
+    chosen = load(scenario, [*(sets or ()), *log_sets(log_level)]).only(deployment, policy)
+    testbed, already = bring_up(chosen, port, launcher)
     pages = add_beside(testbed, beside.split(",")) if beside else {}
     url = f"http://127.0.0.1:{testbed.port}"
     if json:
@@ -134,31 +137,6 @@ def status(json: JsonOption = False) -> None:
     processes = (result.get("supervisor") or {}).get("processes", ())
     dead = [one["name"] for one in processes if one["state"] != "running"]
     raise typer.Exit(0 if result.get("up") and not dead else 1)
-
-
-def logs(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PROCESS]", help="gateway, agent, supervisor, prfaas-0, pd-d-1, ...; all of them unless given."
-        ),
-    ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 20,
-) -> None:
-    """The last lines of a process's log."""
-    from testbed.launch.state import StateDir, TestbedError, tail
-
-    folder = StateDir().logs
-    found = sorted(folder.glob("*.log")) if folder.is_dir() else []
-    if name is not None:
-        found = [path for path in found if path.stem == name]
-        if not found:
-            known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) if folder.is_dir() else ""
-            raise TestbedError(f"no log of {name!r}; there are: {known or 'none, since no testbed was started'}")
-    for path in found:
-        if len(found) > 1:
-            typer.echo(f"== {path.stem} ({path})")
-        typer.echo(tail(path, lines))
 
 
 def down(json: JsonOption = False) -> None:

@@ -47,6 +47,10 @@ LauncherOption = Annotated[
         help="Who starts the processes: this host, or a container engine. As what is up, or namespaces.",
     ),
 ]
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="debug|info|warning|error", help="From which level on the processes log."),
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where results go; results/<time>-<scenario> unless given.")
 ]

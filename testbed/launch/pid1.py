@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from emulator.log import configure
 from testbed.launch.handover import receive_listener
 from testbed.launch.local import LocalProcesses, Sites
 from testbed.launch.spec import LaunchSpec
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: the supervisor runs as pid 1 of its own namespaces; use `prfaas up`", file=sys.stderr)
         return 2
     os.umask(0o077)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    configure("supervisor", "info")
     state, spec = StateDir(Path(config["state_dir"])), LaunchSpec.from_json(config["spec"])
     try:
         listener = receive_listener(config["handover_fd"])

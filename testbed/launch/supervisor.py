@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from emulator.log import OURS
 from testbed.launch.answers import body_of, errors
 from testbed.launch.hosting import Ending, Hosting, Started, signal_name
 from testbed.launch.spec import LaunchSpec, ProcessSpec, signal_number
@@ -23,7 +24,7 @@ STOP_S = 3.0
 POLL_S = 0.02
 RUN_TIMEOUT_S = 600.0
 
-log = logging.getLogger("supervisor")
+log = logging.getLogger(f"{OURS}.supervisor")
 
 
 @dataclass(slots=True)

@@ -91,6 +91,7 @@ class Fleet:
             time_scale=TIME_SCALE,
             byte_scale=BYTE_SCALE,
             telemetry_s=1.0,
+            log_level="info",
             peers={
                 other: Peer("127.0.0.1", *self.ports[other], ROLES[other])  # type: ignore[arg-type]
                 for other in names
