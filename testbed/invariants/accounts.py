@@ -1,0 +1,86 @@
+"""Two accounts of the same thing agree: the bytes that requests made and the link carried, and Little's law."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from testbed.assemble import profiles
+from testbed.invariants.finding import Finding, Run, held, not_checked
+from testbed.lengths import hardware
+from testbed.report.window import completed
+from testbed.scheduler.api import PD, PRFAAS
+
+ROUNDING_BYTES: Final = 2.0
+"""A transfer: its bytes are whole."""
+WIRE_SHARE: Final = 0.002
+"""On the wire every piece of a transfer is rounded to whole wall bytes."""
+
+
+def bytes_conserved(run: Run) -> Finding:
+    """A completed request's KV is S_kv of what was computed of it, and what landed from the remote site is what these
+    requests made there, what local prefills fetched, and what was copied ahead of demand.
+
+    Retried and failed requests leave bytes behind that no row has: with them, no less than that has landed.
+    value: landed / made - 1; bound: rounding (2 bytes a transfer; on the wire 0.2 %).
+    """
+    rows = run.requests
+    if wrong := _made_otherwise(run):
+        return Finding("bytes", "broken", None, None, wrong, "invalid")
+    ok = completed(rows)
+    away, fetched = rows["prefill_site"] == PRFAAS, (rows["prefill_site"] == PD) & (rows["cache_site"] == PRFAAS)
+    crossed = float(rows.loc[ok & away, "kv_bytes"].sum() + rows.loc[ok & fetched, "fetched_bytes"].sum())
+    copies = run.timeline[run.timeline["event"] == "replicated"]
+    copies = copies[copies["node"].astype(str).str.startswith("pd-")]
+    crossed += float(copies["after"].astype(float).sum())
+    transfers = int((ok & (away | fetched)).sum()) + len(copies)
+    scale = run.scenario.scale.byte_scale if run.on_wire else 1.0
+    landed = run.summary["link"]["kv_bytes"] / scale
+    slack = transfers * ROUNDING_BYTES + (WIRE_SHARE * crossed if run.on_wire else 0.0)
+    clean = bool(ok.all()) and bool((rows["attempts"] <= 1).all())
+    apart = landed - crossed
+    value, bound = (apart / crossed if crossed else 0.0), (slack / crossed if crossed else 0.0)
+    words = f"{landed:,.0f} bytes of KV landed from the remote site, requests account for {crossed:,.0f}"
+    if abs(apart) <= slack or (not clean and apart > 0):
+        return held("bytes", words if clean else f"{words}; some were tried more than once", value, bound)
+    return Finding("bytes", "broken", value, bound, words, "invalid")
+
+
+def _made_otherwise(run: Run) -> str:
+    """What is wrong with the rows' own bytes; empty for nothing."""
+    rows, ok = run.requests, completed(run.requests).to_numpy()
+    tokens = (rows["input_tokens"] - rows["cached_tokens"]).to_numpy(np.float64)
+    made, sites = rows["kv_bytes"].to_numpy(np.float64), rows["prefill_site"]
+    for site, profile in profiles(run.scenario, run.scenario.deployments[0]).items():
+        here = np.flatnonzero(ok & (sites == site).to_numpy())
+        if not here.size:
+            continue
+        due = hardware(profile).s_kv(np.maximum(tokens[here], 1.0))
+        off = np.abs(made[here] - due)
+        at = int(off.argmax())
+        if off[at] > ROUNDING_BYTES:
+            return (
+                f"request {rows['request_id'].iloc[here[at]]} made {made[here[at]]:,.0f} bytes of KV at {site}, S_kv "
+                f"of its {tokens[here[at]]:,.0f} uncached tokens is {due[at]:,.0f}"
+            )
+    return ""
+
+
+def littles_law(run: Run) -> Finding:
+    """L = lambda W in every stage: the area under the number of requests in it, by the driver's count of messages, is
+    the sum of their sojourns, by the machines' stamps (`testbed.report.little`).
+
+    value: the largest difference, requests; bound: rounding. Where requests were retried or failed, or on the wire,
+    where nobody sees every message, it is not checked.
+    """
+    law = run.summary.get("littles_law")
+    if law is None:
+        return not_checked("littles_law", "on the wire nobody counts what passes between the processes")
+    if law["holds"] is None:
+        return not_checked("littles_law", "requests were retried or did not complete: they leave a stage midway")
+    apart = [abs(one["mean_in_stage"] - one["rate_rps"] * one["mean_sojourn_s"]) for one in law["stages"].values()]
+    value, bound = max(apart), law["tolerance"]
+    if law["holds"]:
+        return held("littles_law", "L = lambda W in every stage", value, bound)
+    return Finding("littles_law", "broken", value, bound, "; ".join(law["problems"]), "invalid")
