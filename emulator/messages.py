@@ -324,7 +324,8 @@ class Telemetry(Message, frozen=True, gc=False):
     on the wire. late_p99_s, late_max_s: how late its timers fired, *wall* seconds. slowdown: of a Hinder. On the wire
     also: held_blocks, those of its pool that a prefill or transfer holds; open_transfers, sent and not acknowledged
     whole, or expected and not landed; lost_connections, of its KV connections to others; refused_connections, those of
-    strangers by reason (`emulator.door`), since the process began.
+    strangers by reason (`emulator.door`), since the process began; refused_states, transfers that landed whole and were
+    not the state that was to come, likewise.
     """
 
     node: str
@@ -347,6 +348,7 @@ class Telemetry(Message, frozen=True, gc=False):
     open_transfers: int = 0
     lost_connections: int = 0
     refused_connections: dict[str, int] = msgspec.field(default_factory=dict)
+    refused_states: int = 0
 
 
 # control connection only

@@ -71,6 +71,7 @@ class WorkerMetrics(Collector):
         yield self._counter("prfaas_kv_sent_bytes", "KV sent (model bytes).", account.kv_sent_bytes)
         yield self._counter("prfaas_lost_connections", "KV connections to others lost.", account.lost_connections)
         yield self._counter("prfaas_refused_frames", "Frames of the data plane refused.", account.refused_frames)
+        yield self._counter("prfaas_refused_states", "Transfers landed whole, and refused.", account.refused_states)
         yield self._refused(account.refused_connections)
         yield self._by_sender("prfaas_kv_landed_bytes", "KV landed whole (model bytes).", account.kv_landed_bytes)
         yield self._by_sender("prfaas_wire_landed_bytes", "The same as bytes on the wire.", account.wire_landed_bytes)

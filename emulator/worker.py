@@ -14,6 +14,7 @@ import gc
 import os
 import secrets
 import signal
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -21,15 +22,15 @@ import msgspec
 import uvloop
 
 from emulator import journal
-from emulator.backends.timing import text_of
-from emulator.batching import decode_instance
+from emulator.backend import Backend, Bounds, Host
+from emulator.backends.hybrid.spec import ModelSpec
+from emulator.backends.timing import TimingBackend
 from emulator.channel import Channel, Dialler
 from emulator.clock import TIMER_ROUND_S, Clock, Driver, Lateness
-from emulator.decode_instance import DecodeInstance
+from emulator.computing import BACKEND, ComputeMessage
 from emulator.decode_step import AffineStep
 from emulator.door import Door
 from emulator.instance import PrefillInstance
-from emulator.kvcache import CacheShape, NodePool
 from emulator.log import Log, configure
 from emulator.messages import (
     CONTROL,
@@ -40,7 +41,6 @@ from emulator.messages import (
     Epoch,
     Expect,
     Hello,
-    Landed,
     Out,
     PathSample,
     PeerLost,
@@ -81,7 +81,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cache_bytes: the pool of a prefill node, 0 for none. peers: every node that may ever exchange KV with this one.
     dials: those of them to which this node makes the control connection; the others make it to this node.
-    metrics_port: of its Prometheus endpoint, on `host`.
+    metrics_port: of its Prometheus endpoint, on `host`. model: what it computes with; None for emulated time, and then
+    the profile says what everything takes.
     """
 
     name: str
@@ -110,19 +111,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: str
     peers: dict[str, Peer]
     dials: tuple[str, ...]
+    model: ModelSpec | None = None
 
 
 class Worker:
     """One instance: its machine, its connections, its telemetry."""
 
     def __init__(self, config: Config) -> None:
-        profile = load_profile(config.profile)
         self.config = config
-        self.profile = profile
+        self.exit_code = 0
         self.stopped = asyncio.Event()
         self.clock = Clock(0, config.time_scale)
         self.lateness = Lateness()
         self.metrics = WorkerMetrics(config.name, config.site)
+        self.backend = make_backend(config, self.clock, Host(self._hear, self._wake, self._fail))
         numbered = {name: peer.first_flow for name, peer in config.peers.items() if peer.first_flow is not None}
         self.sender = KvSender(
             config.name,
@@ -131,10 +133,16 @@ class Worker:
             connections=config.connections,
             byte_scale=config.byte_scale,
             first_flows=numbered,
+            sources=self.backend.source,
         )
         self.door = Door(config.secret, {CONTROL, *config.peers})
         self.receiver = KvReceiver(
-            config.name, self.door, self._on_landed, self._on_damaged, byte_scale=config.byte_scale
+            config.name,
+            self.door,
+            self.backend.landed,
+            self._on_damaged,
+            byte_scale=config.byte_scale,
+            sink=self.backend.memory,
         )
         self._gateway: Channel | None = None
         self._inbound: dict[str, Channel] = {}  # nodes that dialled this one
@@ -172,6 +180,8 @@ class Worker:
             channel.close("this node is stopping")
         await self.sender.close()
         await self.receiver.close()
+        if not self.backend.close():
+            os._exit(self.exit_code)  # a thread still computes, and must not meet the end of the interpreter
 
     def stop(self) -> None:
         """Leave, even while decode nodes are still being waited for."""
@@ -181,38 +191,22 @@ class Worker:
     # the machine
     def _new_machine(self, role: str) -> None:
         """An empty machine at the present epoch."""
-        config = self.config
         self.role = role
         self._token_base += 1 << 32
-        token_base = self._token_base & (1 << 63) - 1
-        self.machine: PrefillInstance | DecodeInstance
-        if role == "prefill":
-            self.machine = PrefillInstance(
-                config.name,
-                self.profile.timing,
-                pieces=config.pieces,
-                outbox_bytes=config.outbox_bytes,
-                pool=self._new_pool(),
-                token_base=token_base,
-            )
-        else:
-            self.machine = decode_instance(
-                config.name,
-                slots=config.decode_slots,
-                step_s=config.decode_step_s,
-                timing=config.decode_step,
-                landing_bytes=config.landing_bytes,
-                stream_interval=config.stream_interval,
-                token_base=token_base,
-            )
+        self.machine = self.backend.machine(role, self._token_base & (1 << 63) - 1)
         self.driver = Driver(self.machine, self.clock, self._deliver, self.lateness)
 
-    def _new_pool(self) -> NodePool | None:
-        if not self.config.cache_bytes:
-            return None
-        first, last = self.profile.first_tokens, self.profile.last_tokens
-        shape = CacheShape.of(self.profile.s_kv, self.config.block_tokens, first_tokens=first, last_tokens=last)
-        return NodePool(self.config.cache_bytes, shape)
+    def _hear(self, message: AnyMessage) -> None:
+        self.driver.handle(message)
+
+    def _wake(self) -> None:
+        self.sender.wake()
+
+    def _fail(self, why: str) -> None:
+        """Computing cannot go on: for everybody else this node is lost."""
+        log.error("computing ends", why=why)
+        self.exit_code = 1
+        self.stop()
 
     def _start_epoch(self, epoch: Epoch) -> None:
         self.driver.close()
@@ -263,13 +257,15 @@ class Worker:
                 self._tell_control(message)
             elif destination == WIRE:
                 self._tell_wire(message)
+            elif destination == BACKEND:
+                assert isinstance(message, ComputeMessage)
+                self.backend.tell(message)
             elif not self._tell_peer(destination, message):
                 self._loop.call_soon(self._peer_lost, destination)
 
     def _tell_control(self, message: AnyMessage) -> None:
         if type(message) is Tokens:
-            text = text_of(message.first, message.count)
-            message = Tokens(message.request_id, message.attempt, message.first, message.count, text)
+            message = self.backend.fill(message)
         if self._gateway is not None:
             self._gateway.send(message)
 
@@ -293,13 +289,12 @@ class Worker:
                 self.receiver.expect(message)
             case Unexpect():
                 self.receiver.unexpect(message.token)
+                self.backend.withdraw(message.token)
             case _:
                 raise TypeError(f"{message!r} is not for the transport")
 
-    def _on_landed(self, token: int) -> None:
-        self.driver.handle(Landed(token))
-
     def _on_damaged(self, token: int, reason: str) -> None:
+        self.backend.withdraw(token)
         self.driver.handle(Damaged(token, reason))
 
     # connections
@@ -414,6 +409,7 @@ class Worker:
             kv_landed_bytes=self.receiver.landed_kv_bytes,
             wire_landed_bytes=dict(self.receiver.landed_bytes),
             refused_frames=self.receiver.refused_frames,
+            refused_states=self.backend.refused_states,
             late_p99_s=self.lateness.p99_s(),
             late_max_s=self.lateness.max_s,
             paths=tuple(self._in_model_units(path) for path in self.sender.paths()),
@@ -437,13 +433,33 @@ class Worker:
         )
 
 
-async def serve(config: Config) -> None:
-    """Run one worker until SIGTERM or SIGINT."""
+def make_backend(config: Config, clock: Clock, host: Host) -> Backend:
+    """Emulated time, or the model that the configuration names; torch is imported only for that."""
+    bounds = Bounds(
+        config.name,
+        config.outbox_bytes,
+        config.landing_bytes,
+        config.cache_bytes,
+        config.block_tokens,
+        config.decode_slots,
+        config.stream_interval,
+    )
+    if config.model is not None:
+        from emulator.backends.hybrid.backend import HybridBackend
+
+        return HybridBackend(config.model, bounds, clock, host)
+    step_s, step = config.decode_step_s, config.decode_step
+    return TimingBackend(load_profile(config.profile), bounds, host, step_s=step_s, step=step, pieces=config.pieces)
+
+
+async def serve(config: Config) -> int:
+    """Run one worker until SIGTERM or SIGINT; its exit code."""
     worker = Worker(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     await worker.run()
+    return worker.exit_code
 
 
 def main() -> None:
@@ -453,7 +469,7 @@ def main() -> None:
     config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Config)
     configure(config.name, config.log_level)
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(config))
+        sys.exit(uvloop.run(serve(config)))
 
 
 if __name__ == "__main__":

@@ -327,10 +327,10 @@ class KvSender:
 
     node: this node's name, which receivers match against `Expect.prefill_node`. secret: the data plane's. connections:
     k of a pair. byte_scale: wire bytes a model byte. frame_bytes: longest payload of a frame, wire bytes. payload:
-    where the bytes come from, or sources(order): who has those of a transfer; asked when the transfer begins, and held
-    until it is acknowledged or stopped. first_flows: peer -> number of the first connection to it, the others follow
-    (`emulator.flows`); those to other peers are not numbered. To be made and used inside a running event loop, on that
-    loop's thread.
+    where the bytes come from; sources(order), asked when a transfer begins, and held until it is acknowledged or
+    stopped: who has its bytes instead, if anybody. first_flows: peer -> number of the first connection to it, the
+    others follow (`emulator.flows`); those to other peers are not numbered. To be made and used inside a running event
+    loop, on that loop's thread.
 
     Counters, cumulative since `reset`: sent_bytes (wire bytes of payload handed to connections, repeats included),
     sent_frames, resent_frames, lost_connections.
@@ -346,7 +346,7 @@ class KvSender:
         byte_scale: float = 1.0,
         frame_bytes: int = FRAME_BYTES,
         payload: Payload | None = None,
-        sources: Callable[[Transmit], Source] | None = None,
+        sources: Callable[[Transmit], Source | None] | None = None,
         first_flows: Mapping[str, int] | None = None,
     ) -> None:
         if connections < 1 or byte_scale <= 0 or not 0 < frame_bytes <= MAX_FRAME_BYTES:

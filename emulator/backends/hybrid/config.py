@@ -17,6 +17,8 @@ BYTES: Final = 256
 BOS: Final = 256
 EOS: Final = 257
 VOCABULARY: Final = 258
+MAX_BATCH: Final = 8
+"""Rows of a decode step, requests or padding."""
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 Kind = Literal["linear", "full", "sliding"]
 _KINDS: Final[dict[str, Kind]] = {"L": "linear", "F": "full", "S": "sliding"}
