@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 GRAFANA = Path(__file__).parents[2] / "compose" / "grafana"
 MAKE = runpy.run_path(str(GRAFANA / "make.py"))
@@ -50,3 +51,10 @@ def test_panels_ask_the_data_source_that_is_provisioned(dashboard: dict[str, Any
     asked = {target["datasource"]["uid"] for panel in dashboard["panels"] for target in panel["targets"]}
     assert asked == {"prometheus"}
     assert "uid: prometheus" in provisioned
+
+
+def test_grafana_finds_the_dashboards_where_the_compose_file_puts_them() -> None:
+    provider = yaml.safe_load((GRAFANA / "provisioning/dashboards/prfaas.yaml").read_text())["providers"][0]
+    services = yaml.safe_load((GRAFANA.parent / "compose.yaml").read_text())["services"]
+    targets = {one["target"] for one in services["grafana"]["volumes"]}
+    assert provider["options"]["path"] in targets
