@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import resource
 import socket
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,7 +36,7 @@ OTHER_FILES: Final = 512  # descriptors that are not clients': logs, workers, th
 SOCKET_BUFFER_BYTES: Final = 256 << 10  # what the kernel may hold for one client, each way
 
 REASONS: Final = (
-    "silent", "crowded", "too_many", "head_timeout", "head_too_large", "body_timeout", "body_too_large",
+    "malformed", "silent", "crowded", "too_many", "head_timeout", "head_too_large", "body_timeout", "body_too_large",
     "bodies_too_large", "encoding", "not_read", "foreign_origin",
 )  # fmt: skip
 
@@ -70,6 +72,17 @@ REFUSED: Final[Counter[str]] = Counter()
 """By reason. One process, one count: `read_body` and the guard add to it."""
 
 
+_http_log: Final = logging.getLogger("gateway.http")
+_http_log.addFilter(lambda record: not _of_client(record))
+
+
+def _of_client(record: logging.LogRecord) -> bool:
+    """Whether it is of a request that is no HTTP: that is counted, and not logged."""
+    malformed = record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError)
+    REFUSED["malformed"] += malformed
+    return malformed
+
+
 def raise_files(connections: int) -> int:
     """Raise this process's limit of open files for so many clients; for how many it suffices."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -101,6 +114,7 @@ class Guard(Collector):
         """Answer on a listening socket until closed."""
         self._runner = web.AppRunner(
             app,
+            logger=_http_log,
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=1.0,

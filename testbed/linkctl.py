@@ -84,7 +84,10 @@ def verify(
     Returns {"ok", "directions": {direction: {asked_bps, expected_bps, measured_bps, error, ...}}}; model units, and
     the wall's beside them.
     """
-    return asyncio.run(_verify(scenario, state, seconds, connections or scenario.transport.connections))
+    try:
+        return asyncio.run(_verify(scenario, state, seconds, connections or scenario.transport.connections))
+    except asyncio.CancelledError:  # Ctrl-C before asyncio counts it as one: its handler is there a moment earlier
+        raise KeyboardInterrupt from None
 
 
 async def _verify(scenario: Scenario, state: StateDir, seconds: float, connections: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+AGAIN_S = 0.02
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 ROOM = "make room there, or name another place: --out for results, PRFAAS_STATE for the testbed, TMPDIR for a load"
 
@@ -78,6 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             say(f"error: {error.filename2 or error.filename or 'a file'}: cannot be written ({error.strerror}); {ROOM}")
             code = 2
+        elif _of_interrupt(error):
+            say("interrupted")
+            code = 130
         else:
             what = f"{type(error).__name__}: {error}"
             say(f"error: a defect of the testbed: {what}; the traceback is in {_keep_traceback()}")
@@ -85,9 +89,22 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _of_interrupt(error: BaseException | None) -> bool:
+    """Whether it is what became of Ctrl-C on its way out: asyncio has lines where that makes another error of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 def _half_made(unraisable: Any) -> None:
-    """An event loop that Ctrl-C caught while it was being made complains as it is thrown away: nobody's business."""
-    if getattr(unraisable.object, "__qualname__", "") != "BaseEventLoop.__del__":
+    """An event loop that Ctrl-C caught while it was being made complains as it is thrown away: nobody's business.
+
+    Ctrl-C itself, where Python can only ignore it (in a callback, in a finaliser), comes again at once.
+    """
+    if unraisable.exc_type is KeyboardInterrupt:
+        signal.signal(signal.SIGALRM, _ended)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    elif getattr(unraisable.object, "__qualname__", "") != "BaseEventLoop.__del__":
         sys.__unraisablehook__(unraisable)
 
 

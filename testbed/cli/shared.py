@@ -129,21 +129,30 @@ def wire(scenario: Scenario, port: int, *, keep: bool, launcher: str | None = No
     from testbed import linkctl
     from testbed.launch import launchers
 
-    testbed, was_up = bring_up(
-        scenario, port, launcher
-    )  # a start that fails leaves nothing; another's testbed is not ours to stop
+    ours = not launchers.status()["up"]
     try:
-        verified = linkctl.verify(scenario, testbed.state)
-        _say_verified(verified)
-        if not verified["ok"]:
-            wrong = {name: ", ".join(one["wrong"]) for name, one in verified["directions"].items() if not one["ok"]}
-            named = "; ".join(f"{name}: {what}" for name, what in wrong.items())
-            say(f"the link is not what was asked for ({named}): the run would be no measurement")
-            raise typer.Exit(3)
-        yield testbed
-    finally:
-        if not keep and not was_up:
-            launchers.down()
+        try:
+            try:
+                testbed, already = bring_up(scenario, port, launcher)
+                ours = ours and not already
+            except Exception:
+                ours = False  # a start that fails leaves nothing; what is up is another's
+                raise
+            verified = linkctl.verify(scenario, testbed.state)
+            _say_verified(verified)
+            if not verified["ok"]:
+                wrong = {name: ", ".join(one["wrong"]) for name, one in verified["directions"].items() if not one["ok"]}
+                named = "; ".join(f"{name}: {what}" for name, what in wrong.items())
+                say(f"the link is not what was asked for ({named}): the run would be no measurement")
+                raise typer.Exit(3)
+            yield testbed
+        finally:
+            if ours and not keep:
+                launchers.down()
+    except KeyboardInterrupt:
+        if ours and not keep:
+            launchers.down()  # it may have come just before the other
+        raise
 
 
 def offer_load(testbed: Testbed, scenario: Scenario, out: Path | None, policy: str | None, workers: int) -> Outcome:

@@ -274,11 +274,14 @@ class TestHeads:
         "data",
         ["\x00\x01\x02\r\n\r\n", "GET\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/1.1\r\nX\r\n\r\n"],
     )
-    async def test_what_is_not_http_is_refused(self, front: Front, data: str) -> None:
+    async def test_what_is_not_http_is_refused_and_not_logged(
+        self, front: Front, caplog: pytest.LogCaptureFixture, data: str
+    ) -> None:
         client = await front.client()
         status, _ = await client.ask(data)
         assert status == 400
         assert await client.ends()
+        assert not caplog.records
         assert await front.hello()
 
     async def test_http_1_0_is_answered_and_its_connection_ends(self, front: Front) -> None:
