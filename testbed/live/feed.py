@@ -7,7 +7,6 @@ cut off, and comes back for what it missed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,12 +14,13 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from emulator.log import Log
 from testbed.live.access import check_reader
 from testbed.live.watch import PERIOD_S, Watch
 from testbed.openai_api import ApiError
 from testbed.scenario import Deployment
 
-log = logging.getLogger("gateway")
+log = Log("gateway")
 
 MOST_WATCHERS: Final = 16
 MOST_WAITING: Final = 8
@@ -95,8 +95,8 @@ class Feed:
             assert self._watch is not None
             try:
                 self._send(self._watch.look())
-            except Exception:
-                log.exception("the live page's look at the testbed")
+            except Exception as error:
+                log.error("live_look_failed", cause=error)
 
     def _send(self, told: dict[str, Any]) -> None:
         if not self._queues:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from emulator.log import Log
 from emulator.messages import Hinder
 from testbed.chaos import faults
 from testbed.chaos.orders import hinder, wall_state, wall_steps
@@ -27,7 +27,7 @@ from testbed.live import asked, words
 from testbed.openai_api import ApiError
 from testbed.scenario import Scenario
 
-log = logging.getLogger("gateway")
+log = Log("gateway")
 
 MOST: Final = 16
 """Faults at a time."""
@@ -160,6 +160,7 @@ class Troubles:
             return
         one.state = "holds"
         self._tell(f"{one.what} ({one.id}, {words.duration(one.fault.duration_s)})", one.node, False)
+        log.info("fault_by_hand", fault=one.id, what=one.what, duration_s=one.fault.duration_s)
         begun.set_result(None)
         await _first(one.enough, (one.due_ns - time.monotonic_ns()) * 1e-9)
         while True:
@@ -168,12 +169,13 @@ class Troubles:
             try:
                 await undo()
             except TestbedError as error:
-                log.error("%s (%s) could not be healed: %s", one.what, one.id, error)
+                log.error("fault_not_healed", fault=one.id, what=one.what, reason=str(error))
                 one.state, one.why = "stuck", str(error)
                 await _first(one.enough, RETRY_S)
             else:
                 break
         del self._held[one.id]
+        log.info("fault_healed", fault=one.id, what=one.what)
         if not one.forgotten:
             self._tell(f"{one.what} ({one.id})", one.node, True)
 
@@ -253,7 +255,7 @@ async def _lift(layer: LinkLayer) -> None:
     """Take a layer off. A step that could not be made, or an agent that was lost, is in the log of the gateway."""
     await asyncio.to_thread(layer.__exit__, None, None, None)
     for wrong in layer.faults:
-        log.error("%s", wrong)
+        log.error("layer_wrong", layer=layer.name, reason=wrong)
 
 
 def describe(fault: Any) -> str:
