@@ -5,13 +5,16 @@ PORT ?= 8000
 ARGS ?=
 CLOCK ?= virtual
 POLICIES ?= prfaas,static,naive
+LAUNCHER ?= namespaces
+WITH ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test testbed load down chaos test lint fast
+.PHONY: help setup setup-compose setup-test testbed load down chaos test lint fast
 
 help:
 	@echo "make testbed   set up, start SCENARIO=$(SCENARIO), replay its load over the shaped link, report, and leave it up"
+	@echo "               (LAUNCHER=compose: in containers; WITH=grafana,prometheus,locust beside them)"
 	@echo "make load      another load on the testbed that is up       (ARGS='--load-fraction 0.8')"
 	@echo "make down      stop it and remove everything of it"
 	@echo "make chaos     faults, in virtual time: prfaas under test, static and naive beside it   (CLOCK=wire: a short part, on the wire)"
@@ -23,14 +26,18 @@ help:
 # The stamps hold what was installed, so a second call finds the first.
 .venv/.core: pyproject.toml
 	@./setup.sh core "$(PYTHON)"
+.venv/.compose: pyproject.toml
+	@./setup.sh compose "$(PYTHON)"
 .venv/.test: pyproject.toml
 	@./setup.sh test "$(PYTHON)"
 
 setup: .venv/.core
+setup-compose: .venv/.compose
 setup-test: .venv/.test
 
-testbed: setup
-	@$(BIN)/prfaas run $(SCENARIO) --keep --port $(PORT) $(ARGS)
+testbed: $(if $(filter compose,$(LAUNCHER)),setup-compose,setup)
+	@$(if $(WITH),$(BIN)/prfaas up $(SCENARIO) --port $(PORT) --launcher $(LAUNCHER) --with $(WITH))
+	@$(BIN)/prfaas run $(SCENARIO) --keep --port $(PORT) --launcher $(LAUNCHER) $(ARGS)
 
 load: setup
 	@$(BIN)/prfaas load $(ARGS)
@@ -38,8 +45,8 @@ load: setup
 down: setup
 	@$(BIN)/prfaas down
 
-chaos: setup
-	@$(BIN)/prfaas chaos --clock $(CLOCK) --policy $(POLICIES) --port $(PORT) $(ARGS)
+chaos: $(if $(filter compose,$(LAUNCHER)),setup-compose,setup)
+	@$(BIN)/prfaas chaos --clock $(CLOCK) --policy $(POLICIES) --port $(PORT) --launcher $(LAUNCHER) $(ARGS)
 
 test: setup-test
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes .venv and installs into it: `setup.sh core PYTHON` what a testbed needs, `setup.sh test PYTHON` everything (torch included).
+# Makes .venv and installs into it: `setup.sh core PYTHON` what a testbed needs, `setup.sh compose PYTHON` that and what one in
+# containers needs, `setup.sh test PYTHON` everything (torch included).
 # Idempotent; says what is missing on this machine and how to get it.
 set -eu
 cd "$(dirname "$0")"
@@ -18,8 +19,9 @@ done
 [ -x .venv/bin/python ] || { echo "making .venv with $("$python" -V 2>&1)" >&2; "$python" -m venv .venv; }
 case $what in
     core) target=. ;;
+    compose) target='.[compose]' ;;
     test) target='.[test]' ;;
-    *) fail "$what: not one of core, test" ;;
+    *) fail "$what: not one of core, compose, test" ;;
 esac
 echo "installing $target into .venv (a minute or two the first time)" >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$target" 2>.venv/pip.log || {
@@ -27,4 +29,5 @@ echo "installing $target into .venv (a minute or two the first time)" >&2
     fail "pip could not install $target (above, and in .venv/pip.log)"
 }
 touch .venv/.core
-[ "$what" = core ] || touch .venv/.test
+[ "$what" = core ] || touch ".venv/.$what"
+[ "$what" != test ] || touch .venv/.compose

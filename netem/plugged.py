@@ -82,9 +82,13 @@ def open_way(interfaces: Iterable[str]) -> None:
     """Forward what comes in by these interfaces of the WAN, by netlink, as /proc/sys is read-only in a container.
     Raises LinkError."""
     for name in interfaces:
+        try:
+            index = socket.if_nametoindex(name)
+        except OSError:
+            raise LinkError(f"interface {name}: not in this network namespace; the WAN is to be plugged in") from None
         conf = nl.nested(_IFLA_INET_CONF, nl.attribute(_FORWARDING, struct.pack("=I", 1)))
         spec = nl.nested(_IFLA_AF_SPEC, nl.nested(socket.AF_INET, conf))
-        body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(name), 0, 0) + spec
+        body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, 0) + spec
         header = struct.pack("=IHHII", 16 + len(body), _RTM_SETLINK, nl.REQUEST | nl.ACK, 1, 0)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
             kernel.bind((0, 0))

@@ -29,6 +29,7 @@ OWNER: Final = "${PRFAAS_UID:-10001}:${PRFAAS_GID:-10001}"
 URL: Final = "http://127.0.0.1:${PRFAAS_PORT:-8000}"
 LISTEN_FD: Final = 3
 """Where a contained gateway finds the host's listening socket."""
+FIRST_LOOK_S, LOOKS_APART_S = 120, 7
 PROFILES: Final = ("locust", "prometheus", "grafana")
 PAGES: Final = {"locust": 8089, "prometheus": 9090, "grafana": 3000}
 """The port of 127.0.0.1 that a profile's page has."""
@@ -50,6 +51,7 @@ def render(spec: LaunchSpec, *, bounds_tries: bool = False) -> str:
     services: dict[str, Any] = {f"site-{site}": _site(site, settings, bounds_tries) for site in ADDRESSES}
     for process in spec.processes:
         services[service_of(process)] = _process(process, topology)
+    _apart(services)
     services |= _watching() | _locust()
     networks = {f"link-{site}": _bridge(site) for site in ADDRESSES}
     file = {"name": PROJECT, "services": services, "networks": networks}
@@ -160,8 +162,15 @@ def _healthy(process: ProcessSpec) -> dict[str, Any] | None:
 
 
 def _health(*test: str) -> dict[str, Any]:
-    """Once a minute: every look costs an engine some 0.1 s of a core."""
-    return {"test": list(test), "interval": "60s", "timeout": "5s", "retries": 2}
+    return {"test": list(test), "timeout": "5s", "retries": 2}
+
+
+def _apart(services: Mapping[str, Any]) -> None:
+    """Set how often each is looked at: seldom, and not all at a time, as every look costs some 0.1 s of a core beside what
+    is measured."""
+    looked_at = [one["healthcheck"] for one in services.values() if "healthcheck" in one]
+    for i, health in enumerate(looked_at):
+        health["interval"] = f"{FIRST_LOOK_S + LOOKS_APART_S * i}s"
 
 
 def _bridge(site: str) -> dict[str, Any]:

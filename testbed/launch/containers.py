@@ -18,15 +18,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from emulator.log import OURS
 from netem.topology import ADDRESSES, TopologySettings, described
 from testbed.launch import engine as engines
 from testbed.launch.compose_file import LISTEN_FD, WAN, service_of
 from testbed.launch.handover import send_listener
-from testbed.launch.hosting import Ending, Started
+from testbed.launch.hosting import Change, Ending, Started
 from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir, TestbedError, write_json
 
-log = logging.getLogger("containers")
+log = logging.getLogger(f"{OURS}.supervisor")
 
 FIRST = 1  # what a container's process sees itself as
 HAND_OVER_S = 20.0
@@ -41,23 +42,31 @@ class Containers:
     made: Mapping[str, Any]
     listener: socket.socket | None
     _services: dict[str, str] = field(default_factory=dict)
-    _ended: dict[str, Callable[[Ending], None]] = field(default_factory=dict)
+    _changed: dict[str, Callable[[Change], None]] = field(default_factory=dict)
     _events: Any = None
 
     def watch(self) -> None:
-        """Notice from now on, in the running event loop, when a container ends."""
+        """Notice from now on, in the running event loop, when a container ends, and when it is started."""
         loop = asyncio.get_running_loop()
         self._events = self.engine.events(
             decode=True,
-            filters={"type": "container", "event": "die", "container": [one.id for one in self.made.values()]},
+            filters={
+                "type": "container",
+                "event": ["die", "start"],
+                "container": [one.id for one in self.made.values()],
+            },
         )
         services = {one.id: service for service, one in self.made.items()}
 
         def follow() -> None:
             with contextlib.suppress(Exception):  # closed, or the engine has gone: then nothing is known any more
                 for event in self._events:
-                    code = int(event["Actor"]["Attributes"].get("exitCode", -1))
-                    loop.call_soon_threadsafe(self._over, services[event["id"]], code)
+                    service = services[event["id"]]
+                    if event["status"] == "die":
+                        change: Change = _ending(int(event["Actor"]["Attributes"]["exitCode"]))
+                    else:
+                        change = self._seen(self.engine.containers.get(event["id"]))
+                    loop.call_soon_threadsafe(self._note, service, change)
 
         threading.Thread(target=follow, name="engine-events", daemon=True).start()
 
@@ -75,10 +84,10 @@ class Containers:
             kept = json.loads(await asyncio.to_thread(engines.run_once, self.engine, container, argv, "NET_ADMIN"))
         return described(settings, kept["congestion_control"], kept["tcp_rto_max_s"])
 
-    async def start(self, process: ProcessSpec, again: bool, ended: Callable[[Ending], None]) -> Started:
+    async def start(self, process: ProcessSpec, again: bool, changed: Callable[[Change], None]) -> Started:
         service = service_of(process)
         container = self._container(service)
-        self._services[process.name], self._ended[service] = service, ended
+        self._services[process.name], self._changed[service] = service, changed
         handing = None
         if process.listens:
             if self.listener is None:
@@ -89,8 +98,7 @@ class Containers:
         if handing is not None:
             await handing
         await _call(container.reload, what=f"{process.name} is not to be seen")
-        pid = int(container.attrs["State"]["Pid"])
-        return Started(FIRST, pid or None)
+        return self._seen(container)
 
     async def signal(self, name: str, number: int) -> None:
         container = self._container(self._services[name])
@@ -127,10 +135,14 @@ class Containers:
         for told in await asyncio.to_thread(engines.remove, self.engine, built_images(self.state)):
             log.info("%s", told)
 
-    def _over(self, service: str, code: int) -> None:
-        if ended := self._ended.pop(service, None):
-            ended(Ending(signal=code - 128) if code > 128 else Ending(exit_code=code))
-        elif service.startswith("site-"):
+    @staticmethod
+    def _seen(container: Any) -> Started:
+        return Started(FIRST, int(container.attrs["State"]["Pid"]) or None)
+
+    def _note(self, service: str, change: Change) -> None:
+        if changed := self._changed.get(service):
+            changed(change)
+        elif service.startswith("site-") and isinstance(change, Ending):
             log.error("%s ended: whatever ran in that site has no network any more; prfaas down, prfaas up", service)
 
     def _door(self) -> socket.socket:
@@ -173,6 +185,11 @@ def write_configs(state: StateDir, spec: LaunchSpec) -> None:
                 config["opens"] = True
             write_json(state.config_file(process.name), config)
             state.config_file(process.name).chmod(0o640)  # it holds the data plane's secret
+
+
+def _ending(code: int) -> Ending:
+    """From an engine's exit code, which is 128 and the number for a signal."""
+    return Ending(signal=code - 128) if code > 128 else Ending(exit_code=code)
 
 
 def built_images(state: StateDir) -> list[str]:

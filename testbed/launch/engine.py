@@ -19,7 +19,7 @@ from testbed.launch.state import StateDir, TestbedError
 
 REPOSITORY: Final = Path(__file__).parents[2]
 _OURS: Final = {"label": f"com.docker.compose.project={PROJECT}"}
-_INSTALL: Final = "install it with: pip install 'prfaas-testbed[compose]', or make setup LAUNCHER=compose"
+_INSTALL: Final = "install it with: pip install 'prfaas-testbed[compose]', or make setup-compose"
 ONCE_S: Final = 30
 _BUILDKIT_INSIDE: Final = 23
 """The docker command lines before this version build with BuildKit by themselves; later ones need buildx."""
@@ -89,7 +89,7 @@ def build(engine: Any, tag: str, target: str, base_image: str | None) -> bool:
     if not dockerfile.exists():
         raise TestbedError(f"{dockerfile} is not there: the compose launcher builds its image from a checkout")
     before = _image_id(engine, tag)
-    argv = [*_builder(), "build", "--quiet", "-f", str(dockerfile), "--target", target, "-t", tag]
+    argv = [*builder(), "build", "--quiet", "-f", str(dockerfile), "--target", target, "-t", tag]
     argv += [] if base_image is None else ["--build-arg", f"BASE_IMAGE={base_image}"]
     with tempfile.TemporaryDirectory(prefix="prfaas-build-") as folder:
         for name, path in pip_secrets(Path(folder)).items():
@@ -155,7 +155,7 @@ def pip_secrets(folder: Path) -> dict[str, Path]:
     """
     asked = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60)
     settings: dict[str, str] = {}
-    for line in asked.stdout.splitlines():  # from the weakest to the strongest place
+    for line in sorted(asked.stdout.splitlines(), key=lambda line: line.startswith(":env:")):  # which has its way
         name, _, value = line.partition("=")
         settings[name.rpartition(".")[2]] = value.strip("'")
     kept = {name: settings[name] for name in ("index-url", "trusted-host", "timeout", "proxy") if name in settings}
@@ -169,7 +169,7 @@ def pip_secrets(folder: Path) -> dict[str, Path]:
     return secrets
 
 
-def _builder() -> list[str]:
+def builder() -> list[str]:
     """A docker command line that can build with BuildKit. Raises TestbedError where none on PATH can."""
     seen = []
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):

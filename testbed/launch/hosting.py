@@ -39,12 +39,15 @@ class Started:
     host_pid: int | None = None
 
 
+Change = Ending | Started
+
+
 class Hosting(Protocol):
     """Runs a testbed's processes. Every call may raise TestbedError, whose text is for the user."""
 
-    async def start(self, process: ProcessSpec, again: bool, ended: Callable[[Ending], None]) -> Started:
-        """Start one. `again`: it ran before, and its log goes on. `ended` is called, once, in the event loop, when it
-        has ended."""
+    async def start(self, process: ProcessSpec, again: bool, changed: Callable[[Change], None]) -> Started:
+        """Start one. `again`: it ran before, and its log goes on. `changed` is called in the event loop when it has
+        ended, and when somebody else has started it after that."""
 
     async def signal(self, name: str, number: int) -> None:
         """Send a signal to one that runs. SIGSTOP and SIGCONT freeze it whole and let it go on."""

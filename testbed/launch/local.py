@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from testbed.launch.hosting import Ending, Started
+from testbed.launch.hosting import Change, Ending, Started
 from testbed.launch.spec import ProcessSpec
 from testbed.launch.state import StateDir, TestbedError, proc_stat, write_json
 
@@ -44,7 +44,7 @@ class LocalProcesses:
         """Reap from now on, in the running event loop."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
-    async def start(self, process: ProcessSpec, again: bool, ended: Callable[[Ending], None]) -> Started:
+    async def start(self, process: ProcessSpec, again: bool, changed: Callable[[Change], None]) -> Started:
         state, argv, fds = self.state, list(process.argv), []
         if process.listens:
             if self.listener is None:
@@ -62,7 +62,7 @@ class LocalProcesses:
             if process.listens and self.listener is not None:
                 self.listener.close()  # so that clients are refused, rather than wait for nobody
                 self.listener = None
-            ended(Ending.of(popen.returncode))
+            changed(Ending.of(popen.returncode))
 
         self._pids[process.name] = popen.pid
         self._exits[popen.pid] = over

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from emulator.log import OURS
 from testbed.launch.answers import body_of, errors
-from testbed.launch.hosting import Ending, Hosting, Started, signal_name
+from testbed.launch.hosting import Change, Ending, Hosting, Started, signal_name
 from testbed.launch.spec import LaunchSpec, ProcessSpec, signal_number
 from testbed.launch.state import StateDir, TestbedError, tail
 
@@ -108,7 +108,7 @@ class Supervisor:
     async def _start(self, process: ProcessSpec, *, again: bool = False) -> Child:
         child = Child(process, _now())
         self.children[process.name] = child
-        child.started = await self.hosting.start(process, again, lambda ending: self._ended(child, ending))
+        child.started = await self.hosting.start(process, again, lambda change: self._changed(child, change))
         log.info("%s: pid %d in %s", process.name, child.started.pid, process.site or "no site")
         return child
 
@@ -142,10 +142,14 @@ class Supervisor:
         lines = tail(path)
         return f"the last lines of {path}:\n{lines}" if lines else f"its log is empty: {path}"
 
-    def _ended(self, child: Child, ending: Ending) -> None:
-        child.ending, child.since = ending, _now()
-        if self.phase != "stopping":
-            log.warning("%s %s", child.spec.name, ending)
+    def _changed(self, child: Child, change: Change) -> None:
+        child.since = _now()
+        if isinstance(change, Ending):
+            child.ending = change
+            if self.phase != "stopping":
+                log.warning("%s %s", child.spec.name, change)
+        else:
+            child.ending, child.started = None, change
 
     async def _end_all(self) -> None:
         self.phase = "stopping"
