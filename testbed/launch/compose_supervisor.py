@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from emulator.log import configure
-from emulator.log import configure
 from netem.topology import TopologySettings
 from testbed.launch import engine as engines
 from testbed.launch.containers import Containers
