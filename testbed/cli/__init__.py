@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from testbed.cli import chaos, clocks, logs, operate, parts, policy, results, studies
+from testbed.cli import chaos, clocks, gate, logs, operate, parts, policy, results, studies
 from testbed.cli.shared import say
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ ROOM = "make room there, or name another place: --out for results, PRFAAS_STATE 
 
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Clocks": (clocks.plan, clocks.run, clocks.simulate),
-    "Studies": (studies.sweep, studies.figure, studies.fidelity, chaos.chaos),
+    "Studies": (studies.sweep, studies.figure, studies.fidelity, gate.gate, chaos.chaos),
     "Results": (results.explain, results.replay_decisions),
     "Testbed": (operate.up, operate.load, operate.status, logs.logs, operate.down, operate.doctor),
 }

@@ -220,12 +220,12 @@ class GateResult(Shown):
     totals: Totals
     taken_at: str
 
-    def write(self, folder: Path) -> Path:
-        """Write `summary.json` in the folder, which is made."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / SUMMARY_FILE
-        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        return path
+    def keep(self, folder: Path | None) -> GateResult:
+        """Write `summary.json` in the folder, which is made; nothing without one. Itself."""
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SUMMARY_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        return self
 
 
 def read(folder: Path) -> GateResult:

@@ -15,7 +15,7 @@ def example() -> GateResult:
 
 
 def test_what_is_written_is_read_again(tmp_path):
-    example().write(tmp_path / "new")
+    example().keep(tmp_path / "new")
     assert read(tmp_path / "new") == example()
 
 

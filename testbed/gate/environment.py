@@ -1,0 +1,39 @@
+"""Which code a worker imports: the testbed that is installed, with the scheduler or the policy of another revision.
+
+Light on purpose: a worker imports it before it may import anything of the scheduler.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SCHEDULER = "testbed.scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """scheduler: a folder that holds `testbed/scheduler` of another revision, for all of the testbed to import in its
+    stead. own: a folder that somebody's policy module is imported from, before all others."""
+
+    scheduler: Path | None = None
+    own: Path | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the process: compiled modules are those of the scheduler that is installed."""
+        return {} if self.scheduler is None else {"PRFAAS_PURE": "1"}
+
+    def enter(self) -> None:
+        """Make this process's imports so. Raises RuntimeError when a scheduler was imported before."""
+        import testbed
+
+        sys.path.insert(0, str(Path.cwd()))
+        if self.own is not None:
+            sys.path.insert(0, str(self.own))
+        if self.scheduler is None:
+            return
+        if SCHEDULER in sys.modules:
+            raise RuntimeError(f"{SCHEDULER} is imported already, from {sys.modules[SCHEDULER].__file__}")
+        testbed.__path__.insert(0, str(self.scheduler / "testbed"))
