@@ -23,12 +23,13 @@ from torch import Tensor
 def recurrent_step(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token. q, k, log_a: [..., heads, dk]; v: [..., heads, dv]; b: [..., heads]; state: [..., heads, dk, dv].
 
-    Returns what it reads, [..., heads, dv], and the new state.
+    Returns what it reads, [..., heads, dv], and the new state. Every head of every leading index is computed by itself.
     """
-    decayed = state * log_a.exp().unsqueeze(-1)
-    read = torch.einsum("...kv,...k->...v", decayed, k)
-    new = decayed + torch.einsum("...k,...v->...kv", k, (v - read) * b.unsqueeze(-1))
-    return torch.einsum("...kv,...k->...v", new, q), new
+    new = (state * log_a.exp().unsqueeze(-1)).flatten(0, -3)
+    key = k.reshape(len(new), -1, 1)
+    read = torch.bmm(key.mT, new)
+    new.baddbmm_(key, (v.reshape(read.shape) - read) * b.reshape(-1, 1, 1))
+    return torch.bmm(q.reshape(key.shape).mT, new).view(v.shape), new.view(state.shape)
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,36 +42,62 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: 
 
 
 def chunked(
-    q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: Tensor, chunk: int, keep: tuple[int, ...] = ()
-) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
     """All tokens, `chunk` at a time. q, k, log_a: [heads, n, dk]; v: [heads, n, dv]; b: [heads, n]; state:
     [heads, dk, dv].
 
-    Returns what is read, [heads, n, dv], the state after the last token, and those after each of `keep`: numbers of
-    tokens, multiples of the chunk.
+    Returns what is read, [heads, n, dv], and the state after the last token.
+    """
+    if k.shape[1] <= chunk:
+        return _one(q, k, v, log_a, b, state)
+    return _many(q, k, v, log_a, b, state, chunk)
+
+
+def _one(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """A single chunk, for a processor with a cache: as few passes and products as there can be."""
+    heads, n, dim = k.shape
+    b = b.unsqueeze(-1)
+    grown = log_a.cumsum(1).exp_()
+    up = k.new_empty(heads, 2 * n, dim)  # K+, and below it Q+
+    torch.mul(k, grown, out=up[:, :n])
+    torch.mul(q, grown, out=up[:, n:])
+    down = (k / grown).mT
+    products, against = up @ down, up @ state
+    missing = (v - against[:, :n]).mul_(b)
+    u = torch.empty_like(missing)
+    torch.linalg.solve_triangular(products[:, :n] * b, missing, upper=False, unitriangular=True, out=u)
+    out = torch.baddbmm(against[:, n:], products[:, n:].tril_(), u)
+    end = grown[:, -1].unsqueeze(-1)
+    return out, torch.baddbmm(state * end, down * end, u)
+
+
+def _many(
+    q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, b: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Several chunks, for a GPU: what they all do alike is done at once. From chunk to chunk goes one product,
+    S_C = T S_0 + W with T = Diag(G_C) - L' (I + b A)^-1 b K+, W = L' (I + b A)^-1 b V and L = K G_C / G.
     """
     heads, n, _ = q.shape
     pad = -n % chunk
     if pad:  # tokens that write nothing and decay nothing
         q, k, v, log_a = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k, v, log_a))
         b = torch.nn.functional.pad(b, (0, pad))
-    count = (n + pad) // chunk
-    q, k, v, log_a = (x.reshape(heads, count, chunk, -1) for x in (q, k, v, log_a))
-    b = b.reshape(heads, count, chunk, 1)
-    log_g = log_a.cumsum(2)
-    grown, shrunk = log_g.exp(), (-log_g).exp()
-    k_up, k_down, q_up = k * grown, k * shrunk, q * grown
-    eye = torch.eye(chunk, dtype=q.dtype, device=q.device)
-    lower = (k_up @ k_down.transpose(2, 3)).tril(-1) * b + eye
-    solved = torch.linalg.solve_triangular(lower, torch.cat([v * b, k_up * b], -1), upper=False, unitriangular=True)
-    values, readers = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    inside = (q_up @ k_down.transpose(2, 3)).tril()
-    left = k * (log_g[:, :, -1:] - log_g).exp()  # what is left of each key at the chunk's end
-    out, kept = [], {}
-    for i in range(count):
-        u = values[:, i] - readers[:, i] @ state
-        out.append(q_up[:, i] @ state + inside[:, i] @ u)
-        state = state * grown[:, i, -1].unsqueeze(-1) + left[:, i].transpose(1, 2) @ u
-        if (i + 1) * chunk in keep:
-            kept[(i + 1) * chunk] = state
-    return torch.cat(out, 1)[:, :n], state, kept
+    q, k, v, log_a = (x.reshape(heads, -1, chunk, x.shape[-1]) for x in (q, k, v, log_a))
+    b = b.reshape(heads, -1, chunk, 1)
+    grown = log_a.cumsum(2).exp()
+    k_up, down, q_up = k * grown, (k / grown).mT, q * grown
+    end = grown[:, :, -1]
+    solved = torch.linalg.solve_triangular(
+        (k_up @ down) * b, torch.cat([v, k_up], -1) * b, upper=False, unitriangular=True
+    )
+    moved = (down * end.unsqueeze(-1)) @ solved
+    added, through = moved[..., : v.shape[-1]], torch.diag_embed(end) - moved[..., v.shape[-1] :]
+    starts = []
+    for i in range(q.shape[1]):
+        starts.append(state)
+        state = torch.baddbmm(added[:, i], through[:, i], state)
+    start = torch.stack(starts, 1)
+    u = solved[..., : v.shape[-1]] - solved[..., v.shape[-1] :] @ start
+    out = q_up @ start + (q_up @ down).tril_() @ u
+    return out.flatten(1, 2)[:, :n], state

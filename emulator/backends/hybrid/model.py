@@ -1,9 +1,9 @@
 """The model: byte-level, decoder-only, layers of several kinds; prefill of one sequence layer by layer, batched decode.
 
-    model = HybridModel.seeded(SMALL, seed=1)
-    state = model.empty()
-    logits = model.prefill(tokens, state, on_layer=send)     # [258]; send(i, state of layer i) while later ones compute
-    logits = model.decode(tokens, [state, ...])              # [requests, 258]
+model = HybridModel.seeded(SMALL, seed=1)
+state = model.empty()
+logits = model.prefill(tokens, state, on_layer=send)     # [258]; send(i, state of layer i) while later ones compute
+logits = model.decode(tokens, [state, ...])              # [requests, 258]
 """
 
 from __future__ import annotations
@@ -17,21 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from emulator.backends.hybrid.config import VOCABULARY, ModelConfig, ModelError
-from emulator.backends.hybrid.layers import (
-    Attention,
-    GatedMlp,
-    GroupedAttention,
-    KvState,
-    LatentAttention,
-    LayerState,
-    LinearAttention,
-    RMSNorm,
-    by_rows,
-)
-
-MAX_BATCH = 8
-"""Rows of a decode step, requests or padding."""
+from emulator.backends.hybrid.attention import GroupedAttention, LatentAttention
+from emulator.backends.hybrid.config import MAX_BATCH, VOCABULARY, ModelConfig, ModelError
+from emulator.backends.hybrid.layers import GatedMlp, KvState, LayerState, Mixer, RMSNorm, pad_rows
+from emulator.backends.hybrid.linear import LinearAttention
 
 
 @dataclass(slots=True)
@@ -58,19 +47,38 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, kind: str) -> None:
         super().__init__()
         self.before = RMSNorm(config.d_model, config.norm_eps)
-        self.mixer: LinearAttention | Attention
-        if kind == "linear":
-            self.mixer = LinearAttention(config)
-        elif kind == "sliding":
-            self.mixer = GroupedAttention(config, sliding=True)
-        else:
-            self.mixer = LatentAttention(config) if config.attention == "mla" else GroupedAttention(config)
+        self.mixer = _mixer(config, kind)
         self.between = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = GatedMlp(config)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def prefill(
+        self, x: Tensor, state: LayerState, tokens: int, rows: int, keep: Sequence[int]
+    ) -> dict[int, LayerState]:
+        """x: [tokens, padded to a multiple of rows, d_model], which becomes the layer's output. Returns the states
+        after each of `keep`, numbers of these tokens and multiples of `rows`, where a later state has them not within.
+        """
+        feed = self.mixer.begin(state, tokens, rows)
+        kept: dict[int, LayerState] = {}
+        for done, part in zip(range(rows, len(x) + 1, rows), torch.split(x, rows), strict=True):
+            part += feed.block(self.before(part), min(rows, tokens - done + rows))
+            part += self.mlp(self.between(part))
+            if done in keep and (one := feed.snapshot()) is not None:
+                kept[done] = one
+        return kept
+
+    def decode(self, x: Tensor, states: Sequence[LayerState]) -> Tensor:
+        """x: [batch, d_model], the first len(states) of which are requests."""
+        x = x + self.mixer.decode(self.before(x), states)
         out: Tensor = x + self.mlp(self.between(x))
         return out
+
+
+def _mixer(config: ModelConfig, kind: str) -> Mixer:
+    if kind == "linear":
+        return LinearAttention(config)
+    if kind == "full" and config.attention == "mla":
+        return LatentAttention(config)
+    return GroupedAttention(config, sliding=kind == "sliding")
 
 
 class HybridModel(nn.Module):
@@ -129,6 +137,11 @@ class HybridModel(nn.Module):
         return digest.digest()
 
     @property
+    def layers(self) -> list[Block]:
+        """From the first."""
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    @property
     def device(self) -> torch.device:
         return self.embed.weight.device
 
@@ -138,7 +151,7 @@ class HybridModel(nn.Module):
 
     def empty(self) -> SequenceState:
         """Of a sequence without tokens."""
-        return SequenceState([block.mixer.empty(self.device, self.dtype) for block in self.blocks])  # type: ignore
+        return SequenceState([block.mixer.empty(self.device, self.dtype) for block in self.layers])
 
     @torch.inference_mode()
     def prefill(
@@ -162,18 +175,15 @@ class HybridModel(nn.Module):
         wrong = [place for place in keep if place % self.rows or not start < place <= start + n]
         if wrong:
             raise ModelError(f"keep: {wrong}: multiples of {self.rows} in ({start}, {start + n}] can be kept")
-        inner = tuple(place - start for place in keep)
-        x = self.embed(torch.as_tensor(tokens, dtype=torch.long, device=self.device))
+        inner = [place - start for place in keep]
+        x = pad_rows(self.embed(torch.as_tensor(tokens, dtype=torch.long, device=self.device)), self.rows)
         snapshots = Snapshots({place: {} for place in keep})
-        for i, block in enumerate(self.blocks):
-            normed = by_rows(block.before, x, self.rows)  # type: ignore[arg-type]
-            mixed, state.layers[i], kept = block.mixer.prefill(normed, state.layers[i], self.rows, inner)  # type: ignore
-            x = by_rows(block.feed, x + mixed, self.rows)  # type: ignore[arg-type]
-            for place, one in kept.items():
-                snapshots.places[start + place][i] = one
+        for i, block in enumerate(self.layers):
+            for done, one in block.prefill(x, state.layers[i], n, self.rows, inner).items():
+                snapshots.places[start + done][i] = one
             on_layer(i, state.layers[i])
         state.tokens = start + n
-        return self._logits(x[-1:])[0], snapshots
+        return self._logits(x[n - 1 : n])[0], snapshots
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], states: Sequence[SequenceState]) -> Tensor:
@@ -182,9 +192,8 @@ class HybridModel(nn.Module):
             raise ModelError(f"tokens: {len(tokens)} for {len(states)} states; give one each, at most {MAX_BATCH}")
         padded = [*tokens, *[0] * (MAX_BATCH - len(tokens))]
         x = self.embed(torch.tensor(padded, dtype=torch.long, device=self.device))
-        for i, block in enumerate(self.blocks):
-            x = x + block.mixer.decode(block.before(x), [state.layers[i] for state in states])  # type: ignore
-            x = block.feed(x)  # type: ignore[operator]
+        for i, block in enumerate(self.layers):
+            x = block.decode(x, [state.layers[i] for state in states])
         for state in states:
             state.tokens += 1
         return self._logits(x)[: len(tokens)]
