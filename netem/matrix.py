@@ -142,18 +142,25 @@ def _step(bench: Bench, cell: Cell) -> Found:
     """From the lower rate to the higher and back, under one connection."""
     low_bps, high_bps = STEPS_BPS
     stepped_ns: dict[str, int] = {}
+    refused: list[str] = []
 
     def step() -> None:
         start_s = time.monotonic()
         for which, at_s, rate_bps in (("up", _STEP_AT_S[0], high_bps), ("down", _STEP_AT_S[1], low_bps)):
             time.sleep(max(0.0, start_s + at_s - time.monotonic()))
-            answer = bench.put({"rate_bps": rate_bps})
+            try:
+                answer = bench.put({"rate_bps": rate_bps})
+            except (LinkError, OSError) as error:
+                refused.append(f"the step {which} to {rate_bps:g} bits/s could not be had: {error}")
+                return
             stepped_ns[which] = int(answer[cell.direction]["applied"]["t_applied_ns"])
 
     stepping = threading.Thread(target=step, name="netem-step", daemon=True)
     stepping.start()
     sent = bench.call(probe.traffic, cell.seconds, cell.connections, cell.direction == DIRECTIONS[1])
     stepping.join()
+    if refused:
+        return Found(failure=refused[0])
     response_s = {
         which: step_response_s(sent.timelines, stepped_ns[which], expected_goodput_bps(rate_bps), STEP_TOLERANCE)
         for which, rate_bps in (("up", high_bps), ("down", low_bps))

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 TICK_S: Final = 0.004
 _STAT = Path("/proc/stat")
+_CGROUPS = Path("/sys/fs/cgroup")
+SELF: Final = Path("/proc/self/cgroup")
 _IDLE = (3, 4)  # columns of /proc/stat's first line: idle, iowait
 
 
 @dataclass(frozen=True, slots=True)
 class Metered:
     """How late a timer woke its thread (s); `stolen`: share of the time that it was late beyond the bucket's;
-    `cpu_busy`: share of all cores' time, everybody's."""
+    `cpu_busy`: share of all cores' time, everybody's, or of what a container may have, its own, whichever is more."""
 
     late_p50_s: float
     late_p99_s: float
@@ -47,7 +49,7 @@ class Meter:
         self._thread = threading.Thread(target=self._tick, name="netem-meter", daemon=True)
 
     def __enter__(self) -> Meter:
-        self._from_s, self._cpu = time.monotonic(), _cpu()
+        self._from_s, self._cpu, self._used_s = time.monotonic(), _cpu(), own_limits(SELF)
         self._thread.start()
         return self
 
@@ -56,7 +58,8 @@ class Meter:
         self._thread.join()
         self._wall_s = time.monotonic() - self._from_s
         busy, all_ = (now - before for now, before in zip(_cpu(), self._cpu, strict=True))
-        self._busy = busy / max(1, all_)
+        own = shares(self._used_s, own_limits(SELF), self._wall_s)
+        self._busy = max(busy / max(1, all_), *own, 0.0)
 
     def read(self, bucket_s: float) -> Metered:
         return metered(self._lates_s, self._wall_s, bucket_s, self._busy)
@@ -69,6 +72,37 @@ class Meter:
             now_s = time.monotonic()
             self._lates_s.append(max(0.0, now_s - due_s))
             due_s = max(due_s, now_s - TICK_S)  # a gap is one lateness, not one for every tick in it
+
+
+def own_limits(group: Path, top: Path = _CGROUPS) -> dict[Path, tuple[float, float]]:
+    """Control groups around a process that bound its CPU time: seconds used so far, and cores it may have. group: its
+    /proc/PID/cgroup. Nothing where nothing bounds it, or with control groups of version 1."""
+    try:
+        line = next(line for line in group.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return {}
+    found = {}
+    here = top / line[3:].lstrip("/")
+    for folder in (here, *here.parents):
+        if folder != top and top not in folder.parents:
+            break
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+            if quota != "max":
+                used_us = dict(one.split() for one in (folder / "cpu.stat").read_text().splitlines())["usage_usec"]
+                found[folder] = (int(used_us) * 1e-6, int(quota) / int(period))
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
+
+
+def shares(
+    before: Mapping[Path, tuple[float, float]], after: Mapping[Path, tuple[float, float]], wall_s: float
+) -> list[float]:
+    """Of what each group may have in wall_s, how much it used."""
+    return [
+        (used_s - before[folder][0]) / (wall_s * cores) for folder, (used_s, cores) in after.items() if folder in before
+    ]
 
 
 def _cpu() -> tuple[int, int]:

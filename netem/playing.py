@@ -32,14 +32,15 @@ class Player(Protocol):
 async def play(player: Player, layer: Layer) -> AsyncGenerator[dict[str, Any]]:
     """Rows as POST /layers answers them, each after its step was made, until the player leaves or nobody asks for more.
 
-    A step that cannot be had is told and left out; the next one comes all the same. A step that is late is made late,
-    and those behind it one after another.
+    A step that cannot be had is told and left out; the next one comes all the same. What a token bucket sets is tried
+    again with its next look. A step that is late is made late, and those behind it one after another.
     """
     spec = layer.spec
     steps = iter(spec.steps)
     step = next(steps, None)
     says: Mapping[str, Any] = {}
     meters: Meters | None = None
+    owed = ""  # why the kernel did not take a token bucket's rate
     while True:
         look_s = math.inf if spec.bucket is None else meters.next_s if meters is not None else 0.0
         at_s = min(look_s, math.inf if step is None else step.at_s)
@@ -52,16 +53,19 @@ async def play(player: Player, layer: Layer) -> AsyncGenerator[dict[str, Any]]:
             sent_bytes = {way: now.kv.sent_bytes for way, now in counted.items()}
             if meters is None:
                 meters = Meters(spec, sent_bytes)
-            elif not meters.look(max(now.t_ns for now in counted.values()), sent_bytes):
+            elif not meters.look(max(now.t_ns for now in counted.values()), sent_bytes) and not owed:
                 continue
         said = laid_over(says, meters.says) if meters is not None else says
         try:
             # Not to be left half made when the connection closes: what remains is laid over a state that is known.
             changed = await asyncio.shield(player.say(layer, said))
         except LinkError as refused:
-            _log.error("step left out", layer=spec.name, at_s=at_s, reason=refused)
-            yield {"layer": spec.name, "at_s": at_s, "error": str(refused)}
+            if str(refused) != owed:
+                _log.error("step left out", layer=spec.name, at_s=at_s, reason=refused)
+                yield {"layer": spec.name, "at_s": at_s, "error": str(refused)}
+            owed = str(refused) if meters is not None else ""
             continue
+        owed = ""
         for way, (before, now, applied_ns) in changed.items():
             yield {
                 "layer": spec.name,

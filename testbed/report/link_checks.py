@@ -24,6 +24,9 @@ LATE_WALL_S: Final = 0.1
 AGAIN: Final = (0.001, 0.01)
 """Segments sent again, of all, without any loss asked for: worth a note; wrong."""
 
+FEW: Final = 10
+"""Segments sent again that are none of anybody's business, however little was sent."""
+
 GSO: Final = 45
 """Segments in the largest packet that the shaper sees: TCP hands it 64 kB at once."""
 
@@ -108,8 +111,8 @@ def _again(axis: Axis, direction: str) -> list[Finding]:
     drops, total = np.nansum(dropped), np.nansum(again)
     asked = axis.summary["link"]["asked"].get(direction, {})
     lossy = asked.get("loss", 0) > 0 or np.nansum(axis.of(direction, "line_lost")) > 0
-    sent = axis.summary["link"]["wan_tx_bytes"] / 1514 if direction == "to_pd" else 0
-    if not sent or lossy or total < AGAIN[0] * sent:
+    sent = _sent_bytes(axis, direction) / 1514
+    if not sent or lossy or total < max(FEW, AGAIN[0] * sent):
         if not drops:
             return []
         at_s = float(axis.table["t_s"].iloc[int(np.nanargmax(dropped))])
@@ -126,6 +129,13 @@ def _again(axis: Axis, direction: str) -> list[Finding]:
         f"most about {at_s:g} s{by_queue}"
     )
     return [Finding(level, "retransmits", text, at_s)]
+
+
+def _sent_bytes(axis: Axis, direction: str) -> float:
+    """On the wire, of KV; towards prfaas of all that crossed: nobody counts it apart there."""
+    if direction == "to_pd":
+        return float(axis.summary["link"]["wan_tx_bytes"])
+    return float(np.nansum(axis.of(direction, "wire_bps"))) * axis.width_s / 8
 
 
 def _late(axis: Axis) -> list[Finding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aiohttp.test_utils import TestClient
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.agent import Agent
+from netem.layers import Layer
 from netem.link import LinkError, LinkState
 from netem.tc import ClassCounters, Counters
 from tests.netem.test_agent import agent, client, log
@@ -197,3 +199,35 @@ async def test_a_token_bucket_sets_the_rate_of_the_direction_that_has_used_it_up
     sent["to_pd"] = 5_000_000  # more than its megabyte; the other direction sends nothing
     told = await rows(response, 2)
     assert [(row["direction"], row["state"]["rate_bps"]) for row in told] == [("to_pd", 8e6), ("to_prfaas", 80e6)]
+
+
+async def test_a_token_buckets_rate_that_is_refused_is_told_once_and_tried_again(
+    client: Client, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, tries, say = {"to_pd": 0, "to_prfaas": 0}, [], Agent.say
+
+    async def counted(self: Agent) -> dict[str, Counters]:
+        nothing = ClassCounters(0, 0, 0, 0, 0)
+        return {
+            way: Counters(time.monotonic_ns(), ClassCounters(so_far, 1, 0, 0, 0), nothing, 0)
+            for way, so_far in sent.items()
+        }
+
+    async def refuses(self: Agent, layer: Layer, state: Mapping[str, Any]) -> Any:
+        if state["to_pd"]["rate_bps"] == 8e6:
+            tries.append(state)
+            if len(tries) <= 3:
+                raise LinkError("the kernel is busy")
+        return await say(self, layer, state)
+
+    monkeypatch.setattr(Agent, "counters", counted)
+    monkeypatch.setattr(Agent, "say", refuses)
+    bucket = {"peak_bps": 80e6, "base_bps": 8e6, "budget_bytes": 1e6, "resume_s": 10.0}
+    response = await client.post("/layers", json=body(token_bucket=bucket))
+    await rows(response, 2)
+    sent["to_pd"] = 5_000_000
+    (error,) = await rows(response, 1)
+    assert error["error"] == "the kernel is busy"
+    told = await rows(response, 2)
+    assert [(row["direction"], row["state"]["rate_bps"]) for row in told] == [("to_pd", 8e6), ("to_prfaas", 80e6)]
+    assert len(tries) == 4

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from netem.cells import Cell, Found, judge
-from netem.matrix import _schedule, _with_counters
+from netem import matrix
+from netem.cells import STEPS_BPS, Cell, Found, judge
+from netem.link import LinkError
+from netem.matrix import _schedule, _step, _with_counters
 from netem.probe import Traffic
 
 RTT = Cell("rtt", 100e6, delay_s=0.015)
@@ -47,3 +49,17 @@ def test_a_schedule_whose_connection_got_nothing_is_told() -> None:
     bench: Any = Silent()
     found = _schedule(bench, Cell("schedule", 200e6, "to_pd", seconds=3.0))
     assert found.failure == "the connection did not survive the schedule"
+
+
+def test_a_step_that_is_refused_is_told_and_not_one_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(state: dict[str, Any]) -> Any:
+        raise LinkError("the agent is gone")
+
+    class Refusing:
+        put = staticmethod(refuse)
+        call = staticmethod(lambda *_: Traffic("cubic", 0, [[]]))
+
+    monkeypatch.setattr(matrix, "_STEP_AT_S", (0.0, 0.0))
+    bench: Any = Refusing()
+    found = _step(bench, Cell("step", 100e6, "to_pd", seconds=0.1))
+    assert found.failure == f"the step up to {STEPS_BPS[1]:g} bits/s could not be had: the agent is gone"

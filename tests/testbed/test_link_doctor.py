@@ -120,6 +120,18 @@ class TestWhatIsWrong:
         told = diagnose(axis(link=samples(retransmits=lambda t_s: np.where(t_s >= 33, count, 0))))  # of 66,050
         assert [one.level for one in told.findings if one.kind == "retransmits"] == ([] if level is None else [level])
 
+    @pytest.mark.parametrize(("count", "level"), [(5, None), (200, "note"), (2000, "wrong")])
+    def test_the_other_direction_is_judged_by_what_crossed_there(self, count: int, level: str | None) -> None:
+        link = samples()
+        back = link["direction"] == "to_prfaas"
+        link.loc[back, "kv_bytes"] = link.loc[back, "kv_wire_bytes"] = link.loc[back, "t_s"] * 1_500_000
+        link.loc[back, "rate_measured_bps"] = 12e6  # 60 s of it: 59,445 segments
+        link.loc[back & (link["t_s"] >= 33), "retransmits"] = count
+        told = diagnose(axis(link=link))
+        again = [one for one in told.findings if one.kind == "retransmits"]
+        assert [one.level for one in again] == ([] if level is None else [level])
+        assert all(one.text.startswith("to_prfaas: ") for one in again)
+
     def test_segments_sent_again_for_what_the_shapers_full_queue_dropped_are_no_fault(self) -> None:
         def after(count: int) -> Any:
             return lambda t_s: np.where(t_s >= 33, count, 0)
