@@ -78,7 +78,7 @@ class Nodes:
         node.alive = True
         node.draining = node.silent = False
         node.told_s = now_s
-        node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = 0
+        node.outbox_bytes = node.landing_bytes = node.unsent_bytes = node.retransmits = node.waiting_grants = 0
         node.rtt_s = 0.0
         counted = self._landed[event.node][1] if joins else 0  # its epoch goes on, and its counters
         self._landed[event.node] = (now_s, counted)
@@ -114,6 +114,7 @@ class Nodes:
             return
         node.told_s = event.t_s
         node.outbox_bytes, node.landing_bytes = event.outbox_bytes, event.landing_bytes
+        node.waiting_grants = event.waiting_grants
         node.unsent_bytes = sum([path.unsent_bytes for path in event.paths])
         node.retransmits = sum([path.retransmits for path in event.paths])
         node.rtt_s = max([path.rtt_s for path in event.paths], default=0.0)

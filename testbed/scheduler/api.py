@@ -76,7 +76,8 @@ class NodeView:
     not yet finished; decoding_requests: those with a slot. alive: reachable and in service. draining: takes nothing
     new, to change its role. silent: nothing was heard of it for too long; it may be alive, and is not counted on.
     told_s: the node's stamp of its latest telemetry, model seconds (or when it came up). outbox_bytes,
-    landing_bytes, unsent_bytes (model bytes), retransmits (cumulative), rtt_s: from it.
+    landing_bytes, unsent_bytes (model bytes), retransmits (cumulative), rtt_s, waiting_grants (transfers to a decode
+    node that wait for room in its landing buffer): from it.
     """
 
     __slots__ = (
@@ -98,6 +99,7 @@ class NodeView:
         "slots",
         "told_s",
         "unsent_bytes",
+        "waiting_grants",
     )
 
     def __init__(self, name: str, site: Site, role: Role, slots: int = 0) -> None:
@@ -114,6 +116,7 @@ class NodeView:
         self.outbox_bytes = 0
         self.landing_bytes = 0
         self.unsent_bytes = 0
+        self.waiting_grants = 0
         self.retransmits = 0
         self.rtt_s = 0.0
         self.told_s = float("-inf")

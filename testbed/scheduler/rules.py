@@ -24,12 +24,15 @@ def least_loaded_prefill(nodes: Sequence[NodeView]) -> NodeView:
 
 
 def least_loaded_decode(nodes: Sequence[NodeView]) -> NodeView:
-    """The node with the fewest requests a slot, those on their way included; ties go to the first. There is one."""
-    best, least = nodes[0], nodes[0].assigned_requests / nodes[0].slots
+    """The node with the fewest requests a slot, those on their way included; ties go to the first. There is one.
+
+    Before all others those whose landing buffer has room: elsewhere KV waits, and the prefill node's outbox fills.
+    """
+    best, waits, least = nodes[0], nodes[0].waiting_grants > 0, nodes[0].assigned_requests / nodes[0].slots
     for node in nodes:
-        load = node.assigned_requests / node.slots
-        if load < least:
-            best, least = node, load
+        load, full = node.assigned_requests / node.slots, node.waiting_grants > 0
+        if (full < waits) if full != waits else load < least:
+            best, waits, least = node, full, load
     return best
 
 

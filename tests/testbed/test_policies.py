@@ -166,6 +166,14 @@ class TestWhichNode:
         view.nodes["d1"].assigned_requests, view.nodes["d1"].slots = 9, 20
         assert least_loaded_decode(view.decode()).name == "d1"
 
+    def test_a_node_whose_landing_buffer_has_room_before_all_others(self) -> None:
+        view = system()
+        view.nodes["d0"].waiting_grants = 1
+        view.nodes["d1"].assigned_requests = 9
+        assert least_loaded_decode(view.decode()).name == "d1"
+        view.nodes["d1"].waiting_grants = 5
+        assert least_loaded_decode(view.decode()).name == "d0"
+
     def test_ties_go_to_the_first(self) -> None:
         view = system()
         assert least_loaded_prefill(view.prefill("pd")).name == "p0"
