@@ -103,7 +103,7 @@ def main() -> int:
         spent, lines = take_turns(options.turns, options.requests, Path(folder))
     info, warning = (np.array(spent[level]) for level in LEVELS)
     per_line_us = line_us()
-    found = {
+    found: dict[str, Any] = {
         "cpu_ms_per_request": {level: round(float(np.mean(spent[level])), 3) for level in LEVELS},
         "measured_share": round(float(np.mean(info / warning - 1)), 4),
         "measured_interval": interval(info / warning - 1),
