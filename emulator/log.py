@@ -68,8 +68,9 @@ class Logfmt(logging.Formatter):
         level = record.levelname.lower()
         head = f"time={self._stamp}.{milliseconds:03d}Z level={level} process={self._process}"
         parts = [head, f"event={value(record.getMessage())}"]
-        foreign = {} if record.name.startswith(OURS) else {"logger": record.name}
-        fields: Mapping[str, object] = getattr(record, "fields", foreign)
+        fields: Mapping[str, object] | None = getattr(record, "fields", None)
+        if fields is None:
+            fields = {} if record.name.startswith(OURS) else {"logger": record.name}
         parts += [f"{name}={value(field)}" for name, field in fields.items() if field is not None]
         if record.exc_info and record.exc_info[1] is not None:
             parts += _raised(record.exc_info[1], record.exc_info[2])

@@ -93,7 +93,9 @@ def test_libraries_are_heard_when_they_warn(lines: io.StringIO) -> None:
 def test_times_sort_as_texts() -> None:
     format_line = Logfmt("node").format
     stamps = [1.0, 1.0004, 1.25, 59.9999, 60.0, 1e9]
-    records = [logging.makeLogRecord({"created": stamp, "msg": "x", "levelname": "INFO"}) for stamp in stamps]
+    records = [
+        logging.makeLogRecord({"name": "x", "created": stamp, "msg": "x", "levelname": "INFO"}) for stamp in stamps
+    ]
     written = [format_line(record) for record in records]
     assert written == sorted(written)
     assert written[2].startswith("time=1970-01-01T00:00:01.250Z ")
