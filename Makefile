@@ -49,7 +49,12 @@ chaos: $(if $(filter compose,$(LAUNCHER)),setup-compose,setup)
 	@$(BIN)/prfaas chaos --clock $(CLOCK) --policy $(POLICIES) --port $(PORT) --launcher $(LAUNCHER) $(ARGS)
 
 test: setup-test
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not measures and not docker"
+	$(BIN)/python -m pytest -m "measures or docker"
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: setup-test
 	$(BIN)/ruff check .

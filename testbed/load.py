@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,8 +179,7 @@ def run_load(
     with tempfile.TemporaryDirectory(prefix="prfaas-load-") as folder:
         work = Path(folder)
         save(trace, work / "trace.jsonl")
-        # In a fresh installation Locust's first import takes seconds longer than its later ones: not after t = 0.
-        subprocess.run([sys.executable, "-m", "locust", "--version"], capture_output=True, check=True)
+        _warm_locust()
         before = client.agent(testbed.state).get("/counters")
         load = testbed.call("POST", "/prfaas/loads", body)
         on_start(trace, rate_rps, lead_s + scenario.workload.duration_s / scenario.scale.time_scale)
@@ -341,6 +341,12 @@ def _replay(
     if not interrupted and child.returncode not in (0, 1, 3):
         faults.append(f"the replay ended with exit code {child.returncode}; see locust.log")
     return _Replay(interrupted, faults, cpu.samples)
+
+
+@cache
+def _warm_locust() -> None:
+    """In a fresh installation Locust's first import takes seconds longer than its later ones: not after t = 0."""
+    subprocess.run([sys.executable, "-m", "locust", "--version"], capture_output=True, check=True)
 
 
 def _free_port() -> int:

@@ -21,7 +21,7 @@ from netem.link import expected_goodput_bps
 from netem.topology import ADDRESSES, WAN_INTERFACES, build
 from tests.wire.test_link import PROBE_PORT, TOLERANCE, WHY_NOT, Bench, child, isolation, result, until
 
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 RATE_BPS, CAP_BPS, LOW_BPS = 100e6, 40e6, 25e6
 CONNECTIONS = (1, 2, 4)

@@ -21,7 +21,7 @@ from netem.link import DIRECTIONS, expected_goodput_bps
 from netem.topology import ADDRESSES, build
 from tests.wire.test_link import WHY_NOT, Bench, child, isolation, until
 
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 RATE_BPS = 100e6
 SETTLE_S, WINDOW_S = 1.0, 6.0

@@ -24,7 +24,7 @@ from netem.capabilities import probe as probe_kernel
 from netem.topology import build
 from tests.wire.test_link import PROBE_PORT, ROOTLESS, WHY_NOT, Bench, child, isolation, result, until
 
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 RTTS_S = (0.005, 0.030, 0.080)
 LOSSES = (0.001, 0.01)

@@ -30,7 +30,7 @@ from testbed.launch.state import StateDir
 from testbed.linksteps import LinkLayer
 from tests.wire.test_link import PROBE_PORT, ROOTLESS, WHY_NOT, Bench, child, isolation, result, until
 
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 RATE_BPS = 100e6
 WAYS = ("to_pd", "to_prfaas")

@@ -49,7 +49,7 @@ def missing() -> str | None:
 
 
 WHY_NOT = missing()
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
 def child(

@@ -18,7 +18,7 @@ import pytest
 
 from tests.wire.test_link import ROOM, WHY_NOT, host
 
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 PRFAAS = [sys.executable, "-m", "testbed.cli", "link", "verify", "--matrix", "--json"]
 

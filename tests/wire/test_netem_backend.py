@@ -21,7 +21,7 @@ from tests.wire.test_delay import RATE_BPS, bench, probe, put
 from tests.wire.test_link import PROBE_PORT, Bench
 
 WHY_NOT = uml.why_not()
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 RTTS_S = (0.005, 0.030, 0.080)
 LOSS = 0.01

@@ -142,8 +142,20 @@ def test_the_link_carries_what_was_asked(prfaas: Command) -> None:
         assert one["measured_bps"] <= one["expected_bps"] * 1.05
 
 
-def test_every_byte_and_token_arrives_and_every_part_adds_up(prfaas: Command) -> None:
-    summary, rows = prfaas.load("--duration-s", "80", "--load-fraction", "0.5")
+EVEN = (
+    *("--policy", "static", "--arrivals", "uniform"),
+    *("--duration-s", "100", "--warmup-s", "10", "--rate-rps", "1.0"),
+)
+
+
+@pytest.fixture(scope="module")
+def wide(prfaas: Command) -> tuple[dict[str, Any], pd.DataFrame]:
+    """An even load over the link as it is."""
+    return prfaas.load(*EVEN)
+
+
+def test_every_byte_and_token_arrives_and_every_part_adds_up(wide: tuple[dict[str, Any], pd.DataFrame]) -> None:
+    summary, rows = wide
     assert summary["requests"]["completed"] == summary["requests"]["scheduled"] == len(rows) > 20
     assert (rows["output_tokens"] == rows["output_tokens_asked"]).all()
     for earlier, later in pairwise(STAMPS):
@@ -156,28 +168,18 @@ def test_every_byte_and_token_arrives_and_every_part_adds_up(prfaas: Command) ->
     assert link["kv_bytes"] <= link["wan_tx_bytes"] <= 1.08 * link["kv_bytes"]
 
 
-def test_a_narrow_link_delays_the_offloaded_and_nobody_else(prfaas: Command) -> None:
-    load = (
-        "--policy",
-        "static",
-        "--arrivals",
-        "uniform",
-        "--duration-s",
-        "120",
-        "--warmup-s",
-        "10",
-        "--rate-rps",
-        "1.0",
-    )
-    wide, wide_rows = prfaas.load(*load)
+def test_a_narrow_link_delays_the_offloaded_and_nobody_else(
+    prfaas: Command, wide: tuple[dict[str, Any], pd.DataFrame]
+) -> None:
+    before, before_rows = wide
     assert prfaas("link", "set", "--rate", "2gbps", "--direction", "to_pd").returncode == 0
     try:
-        narrow, narrow_rows = prfaas.load(*load)
+        narrow, narrow_rows = prfaas.load(*EVEN)
     finally:
         assert prfaas("link", "set", "--rate", "16gbps").returncode == 0
-    assert narrow["requests"]["failed"] == wide["requests"]["failed"] == 0
-    assert narrow["egress_queue_s"]["mean"] > 3 * wide["egress_queue_s"]["mean"]
-    local = [rows[rows["prefill_site"] == "pd"][INSIDE].sum(axis=1).mean() for rows in (wide_rows, narrow_rows)]
+    assert narrow["requests"]["failed"] == before["requests"]["failed"] == 0
+    assert narrow["egress_queue_s"]["mean"] > 3 * before["egress_queue_s"]["mean"]
+    local = [rows[rows["prefill_site"] == "pd"][INSIDE].sum(axis=1).mean() for rows in (before_rows, narrow_rows)]
     assert local[1] == pytest.approx(local[0], rel=0.10)
 
 

@@ -20,6 +20,7 @@ from tests.wire.test_link import ROOM
 WHY_NOT = missing()
 pytestmark = [
     pytest.mark.wire,
+    pytest.mark.measures,
     pytest.mark.skipif(WHY_NOT is not None or os.geteuid() != 0, reason=WHY_NOT or "needs root"),
 ]
 
