@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
+from typing import Final
 
 from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -18,6 +19,9 @@ from prometheus_client.registry import Collector
 
 from emulator.door import REASONS
 from emulator.messages import Telemetry
+
+SILENT_S: Final = 5.0
+"""Wall seconds after which a client that says nothing no longer holds a thread."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -43,7 +47,9 @@ class WorkerMetrics(Collector):
 
     def serve(self, host: str, port: int) -> None:
         """Answer GET /metrics on host:port until the process ends. Raises OSError for a port that cannot be had."""
-        server = _Server((host, port), MetricsHandler.factory(self.registry))
+        handler = MetricsHandler.factory(self.registry)
+        handler.timeout = SILENT_S
+        server = _Server((host, port), handler)
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
     def collect(self) -> Iterator[Metric]:

@@ -1,17 +1,23 @@
-"""The limits within which a live testbed calls a policy."""
+"""The limits within which a live testbed calls a policy, and lets answers wait for their clients."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emulator.clock import Clock
+from emulator.messages import Tokens
+from testbed import session as sessions
+from testbed.openai_api import Ask
 from testbed.scheduler.api import Note, SystemView
 from testbed.scheduler.baselines import Homogeneous
-from testbed.session import BoundedCall, PolicyQuitError, PolicyTooSlowError
+from testbed.session import BoundedCall, PolicyQuitError, PolicyTooSlowError, Session
+from testbed.told import Told
 
 
 @pytest.fixture
@@ -51,3 +57,33 @@ def test_one_that_would_end_the_process_on_the_way_only_fails(bounded: BoundedCa
 
     with pytest.raises(PolicyQuitError, match="SystemExit: 3"):
         bounded.tick(Looks(quit_), SystemView({}, 1e9))
+
+
+class StillControl:
+    """A control in which nothing happens."""
+
+    changes: tuple[()] = ()
+
+    def next_s(self) -> float:
+        return 1e6
+
+    def handle(self, now_s: float, event: object) -> list[Any]:
+        return []
+
+    def is_current(self, request_id: str, attempt: int) -> bool:
+        return True
+
+
+async def test_no_more_than_so_many_tokens_wait_for_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_UNREAD", 3)
+    control: Any = StillControl()
+    told = Told("homogeneous", {}, {})
+    session = Session("one", Clock(time.monotonic_ns(), 1.0), control, told, lambda node, message: True, tmp_path)
+    stream = session.arrive("r", Ask("prfaas", False, 1, 100, True, False))
+    unread = []
+    stream.on_unread = lambda: unread.append(stream.queue.qsize())
+    for k in range(5):
+        session.node_message("pd-d-0", Tokens("r", 1, k, 1, "x"))
+    assert unread == [3, 3]
+    assert stream.queue.qsize() == 3
+    session.close()
