@@ -24,6 +24,10 @@ SILENT_S: Final = 5.0
 """Wall seconds after which a client that says nothing no longer holds a thread."""
 
 
+class _Handler(MetricsHandler):
+    timeout = SILENT_S
+
+
 class _Server(ThreadingHTTPServer):
     """http.server's own asks the resolver for its name, and in a site nobody answers: ten seconds of every start."""
 
@@ -47,9 +51,7 @@ class WorkerMetrics(Collector):
 
     def serve(self, host: str, port: int) -> None:
         """Answer GET /metrics on host:port until the process ends. Raises OSError for a port that cannot be had."""
-        handler = MetricsHandler.factory(self.registry)
-        handler.timeout = SILENT_S
-        server = _Server((host, port), handler)
+        server = _Server((host, port), _Handler.factory(self.registry))
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
     def collect(self) -> Iterator[Metric]:
