@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,18 @@ def test_with_loss_packets_are_dropped_one_by_one(measured: dict[str, Any]) -> N
     assert line["lost"] + line["passed"] >= 0.8 * measured["cut_segments"]
 
 
-@pytest.mark.parametrize("isolate", [isolation(), ROOTLESS], ids=["as-is", "user-namespace"])
-def test_a_killed_line_is_an_outage_is_started_again_and_counted(isolate: list[str]) -> None:
-    found = child("kill", isolate, "tests.wire.test_delay")
+@pytest.fixture(scope="module")
+def killed() -> dict[str, Any]:
+    """By isolation. Both at once: they mostly wait, and nothing of it is about speed."""
+    ways = {"as-is": isolation(), "user-namespace": ROOTLESS}
+    with ThreadPoolExecutor() as pool:
+        running = {name: pool.submit(child, "kill", way, "tests.wire.test_delay") for name, way in ways.items()}
+        return {name: one.result() for name, one in running.items()}
+
+
+@pytest.mark.parametrize("isolate", ["as-is", "user-namespace"])
+def test_a_killed_line_is_an_outage_is_started_again_and_counted(killed: dict[str, Any], isolate: str) -> None:
+    found = killed[isolate]
     assert found["before"]["deaths"] == 0
     assert found["after"]["deaths"] == 1
     assert not found["after"]["down"]
