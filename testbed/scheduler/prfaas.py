@@ -32,6 +32,7 @@ from testbed.scheduler.api import (
     SystemView,
 )
 from testbed.scheduler.estimators import differ
+from testbed.scheduler.flaps import Flaps
 from testbed.scheduler.rebalance import Rebalance
 from testbed.scheduler.recall import recalls
 from testbed.scheduler.rules import CostTable, least_loaded_decode, send, solve_threshold, system_of
@@ -100,6 +101,7 @@ class Prfaas:
         self._plan_due_s = self._p["plan_s"]
         self._role_s = -self._p["role_dwell_s"]
         self._searched: tuple[Any, Any, Any, list[model.OperatingPoint]] | None = None  # what for, and what was found
+        self._flaps = Flaps()
         self._leaning = 0  # which way the last look at the split pointed
         self._rebalance: Rebalance | None = None
         if self._p["replicate_share"] and setup.block_tokens and setup.n_prfaas:
@@ -225,6 +227,7 @@ class Prfaas:
         """What to change now: the regime, t, a node's role."""
         actions: list[Action] = []
         now_s, link = view.now_s, view.observed.link
+        self._flaps.see(now_s, link.bps)
         if link.backlogged:
             self._calm_s = now_s
         if link.bps >= 0.9 * link.nominal_bps:
@@ -301,9 +304,9 @@ class Prfaas:
 
     def _available_bps(self, view: SystemView) -> float:
         """B_out as far as it is for new KV: what waits at the senders has a claim on it."""
-        link = view.observed.link
-        claimed_bps = 8 * link.unsent_bytes / self._p["drain_backlog_s"]
-        return max(self._p["least_share"] * link.bps, link.bps - claimed_bps)
+        link_bps = self._flaps.lasting_bps(view.now_s)
+        claimed_bps = 8 * view.observed.link.unsent_bytes / self._p["drain_backlog_s"]
+        return max(self._p["least_share"] * link_bps, link_bps - claimed_bps)
 
     def _surging(self, view: SystemView) -> bool:
         for series in view.observed.queue_s.values():
