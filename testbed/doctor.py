@@ -19,6 +19,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.capabilities import probe
 from netem.link import LinkError
+from testbed.launch import engine
 from testbed.launch.handover import open_port
 from testbed.launch.namespaces import refusal, search_path, unshare_argv
 from testbed.launch.state import StateDir, TestbedError
@@ -55,7 +56,7 @@ def checks(port: int = 8000) -> list[Check]:
     else:
         what, _, remedy = refused.partition("; ")
         found.append(Check("namespaces", "missing", what, remedy))
-    return [*found, _cores(), _memory(), _disk(), _port(port), _congestion_control()]
+    return [*found, _cores(), _memory(), _disk(), _port(port), _congestion_control(), _containers()]
 
 
 def _linux() -> Check:
@@ -84,6 +85,17 @@ def _programs() -> list[Check]:
         detail = where or "not found; it is for looking at the link by hand"
         found.append(Check(program, "ok" if where else "warn", detail, remedy))
     return found
+
+
+def _containers() -> Check:
+    """Only `--launcher compose` needs them."""
+    try:
+        version = engine.connect(timeout_s=5).version()["Version"]
+        built_by = engine.builder()[0]
+    except TestbedError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Check("containers", "warn", f"{what}; only --launcher compose needs it", remedy)
+    return Check("containers", "ok", f"engine {version}, images built by {built_by}")
 
 
 def _probe() -> dict[str, str]:

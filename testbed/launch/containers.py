@@ -82,7 +82,8 @@ class Containers:
             await _call(container.start, what=f"site {site} does not start")
             argv = ["python", "-m", "netem.plugged", site, words]
             kept = json.loads(await asyncio.to_thread(engines.run_once, self.engine, container, argv, "NET_ADMIN"))
-        return described(settings, kept["congestion_control"], kept["tcp_rto_max_s"])
+        topology = described(settings, kept["congestion_control"], kept["tcp_rto_max_s"])
+        return {**topology, "image": self._container(WAN).attrs["Image"]}
 
     async def start(self, process: ProcessSpec, again: bool, changed: Callable[[Change], None]) -> Started:
         service = service_of(process)

@@ -29,16 +29,9 @@ def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": _git(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
-        "machine": {
-            "kernel": platform.release(),
-            "arch": platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": psutil.virtual_memory().total,
-            "cpu": _cpu_model(),
-            "root": os.geteuid() == 0,
-        },
+        "machine": machine() | {"root": os.geteuid() == 0},
         "congestion_control": scenario.link.congestion_control if state is not None else None,
-        "tcp_rto_max_s": _tcp_rto_max_s(state),
+        **_launched(state),
         "scenario": {"name": scenario.name, "fingerprint": scenario.fingerprint()},
         "seed": scenario.seed,
         "trace": {
@@ -55,15 +48,32 @@ def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict
     }
 
 
-def _tcp_rto_max_s(state: StateDir | None) -> float | None:
-    """Most wall seconds between two tries of TCP in the sites; None in virtual time, where the kernel has no such bound
-    to set (its own is 120 s), and of a testbed that is gone."""
+def machine() -> dict[str, Any]:
+    """What computes here."""
+    return {
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "cpu": _cpu_model(),
+    }
+
+
+def _launched(state: StateDir | None) -> dict[str, Any]:
+    """{"launcher", "image", "tcp_rto_max_s"}: who started the processes; in containers of which image (its versions are
+    `compose/requirements.lock`'s, not this host's); most wall seconds between two tries of TCP in the sites.
+
+    All None in virtual time and of a testbed that is gone; the last also where the kernel has no such bound to set (its
+    own is 120 s).
+    """
+    told: dict[str, Any] = dict.fromkeys(("launcher", "image", "tcp_rto_max_s"))
+    if state is None or (record := state.read()) is None:
+        return told
     try:
-        topology = client.supervisor(state).get("/status")["topology"] if state is not None else {}
+        topology = client.supervisor(state).get("/status")["topology"]
     except TestbedError:
-        return None
-    bound_s: float | None = topology.get("tcp_rto_max_s")
-    return bound_s
+        return told
+    return {**told, "launcher": record.launcher, **{name: topology.get(name) for name in ("image", "tcp_rto_max_s")}}
 
 
 def _schedule_sha256(scenario: Scenario) -> str | None:

@@ -119,6 +119,7 @@ def test_both_ways_are_shaped_and_measured_so(contained: Contained) -> None:
         assert link[direction]["counters"]["direct_packets"] == 0
     topology = launchers.status()["supervisor"]["topology"]
     assert topology["congestion_control"] == "cubic"
+    assert topology["image"] == contained.made[WAN].attrs["Image"]
 
 
 def test_a_load_crosses_the_link(contained: Contained, tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ def started(tmp_path: Path) -> subprocess.Popen[str]:
         "--port",
         str(free_port()),
     ]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def interruptible() -> None:  # also where the tests are run in the background, which ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=interruptible)
 
 
 def test_a_killed_supervisor_leaves_containers_that_down_removes(engine: Any, tmp_path: Path) -> None:
