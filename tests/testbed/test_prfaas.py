@@ -162,11 +162,18 @@ class TestTheLink:
 
     def test_between_two_changes_is_the_dwell(self) -> None:
         run = Run()
-        for gbps in (5, 40, 3, 60, 8, 2, 30) * 4:
-            run.narrow(gbps, seconds=3)
+        for step in range(20):
+            run.narrow(60 * 0.8**step, seconds=3)
         times = [at_s for at_s, _ in run.moves()]
         assert len(times) > 3
         assert min(later - earlier for earlier, later in pairwise(times)) >= DEFAULTS["surge_dwell_s"]
+
+    def test_a_link_that_flaps_does_not_drive_t_to_and_fro(self) -> None:
+        run = Run()
+        for _ in range(10):
+            run.narrow(5, seconds=10).narrow(40, seconds=10)
+        early = [at_s for at_s, _ in run.moves() if at_s < 60]
+        assert len(early) == len(run.moves()) <= 4
 
     @settings(max_examples=15, deadline=None)
     @given(gbps=st.floats(2, 12), seed=st.integers(0, 10**6))
