@@ -134,7 +134,7 @@ class Gate:
             if (kept := self.cache.get(key)) is not None:
                 found[i] = Done(kept, cached=True)
         todo = sorted((i for i in range(len(steps)) if i not in found), key=lambda i: -_size(steps[i].job))
-        self._tell(steps, found)
+        self._tell(len(steps), len(found))
         jobs = [(self.arms[steps[i].arm].environment, steps[i].job) for i in todo]
         try:
             for place, outcome in pool.run(jobs):
@@ -144,15 +144,15 @@ class Gate:
                 else:
                     found[i] = Done(outcome, cached=False)
                     self.cache.put(keys[i], outcome)
-                self._tell(steps, found)
+                self._tell(len(steps), len(found))
         except WorkerError as error:
             raise ScenarioError(str(error)) from None
         self.done += len(steps)
         return [(step, found[i]) for i, step in enumerate(steps)]
 
-    def _tell(self, steps: Sequence[Step], found: dict[int, Done]) -> None:
-        names = dict.fromkeys(steps[i].course.compared.name for i in range(len(steps)) if i not in found)
-        self._on_run(", ".join(names), self.done + len(found), self.done + len(steps))
+    def _tell(self, of: int, ended: int) -> None:
+        names = ", ".join(course.compared.name for course in self.courses if not course.stopped)
+        self._on_run(names, self.done + ended, self.done + of)
 
     def _look(self, course: Course) -> None:
         """Stop a scenario that is decided."""
