@@ -21,7 +21,8 @@ from netem.capabilities import probe
 from netem.link import LinkError
 from testbed.launch import engine
 from testbed.launch.handover import open_port
-from testbed.launch.namespaces import refusal, search_path, unshare_argv
+from testbed.launch.namespaces import refusal, unshare_argv
+from testbed.launch.processes import search_path
 from testbed.launch.state import StateDir, TestbedError
 
 Status = Literal["ok", "warn", "missing"]

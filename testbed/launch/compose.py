@@ -17,7 +17,6 @@ from testbed.launch.containers import built_images, write_configs
 from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir, TestbedError, write_json
 
-NAME = "compose"
 STOP_S = 40.0
 IMAGES: Final = {"testbed": "prfaas-testbed", "locust": "prfaas-testbed-locust"}
 """Target of the Dockerfile -> tag."""
@@ -70,8 +69,6 @@ def refusal() -> str | None:
 
 def clear(state: StateDir) -> list[str]:
     """Remove what this state directory's testbed left in the engine. Raises TestbedError where the engine is gone."""
-    if not state.compose_file.exists():
-        return []
     try:
         client = engine.connect()
         if engine.owner(client) not in (None, str(state.root)):
@@ -98,7 +95,7 @@ def add(state: StateDir, profiles: Sequence[str]) -> dict[str, str]:
         if name not in compose_file.PROFILES:
             raise TestbedError(f"--with {name}: there are {', '.join(compose_file.PROFILES)}")
     record = state.read()
-    if record is None or record.launcher != NAME:
+    if record is None or record.launcher != "compose":
         raise TestbedError("what is started beside a testbed are containers; start that with --launcher compose too")
     if "locust" in profiles:
         _build(engine.connect(), state, "locust")

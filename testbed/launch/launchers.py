@@ -5,6 +5,7 @@ supervisor, and waits for it; what is the launcher's own is in `namespaces.py` a
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import signal
@@ -13,9 +14,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from testbed.launch import compose, namespaces, processes
+from testbed.launch import processes
 from testbed.launch.client import UnixClient
 from testbed.launch.handover import open_port, send_listener
 from testbed.launch.spec import LaunchSpec, Up
@@ -26,9 +27,8 @@ _started: set[int] = set()  # children of this very process, to be reaped by it
 
 
 class Launcher(Protocol):
-    """What a launcher adds; both are modules. `STOP_S`: in which its supervisor has stopped all, and left."""
+    """What a launcher adds, as a module. `STOP_S`: in which its supervisor has stopped all, and left."""
 
-    NAME: str
     STOP_S: float
 
     def prepare(self, state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
@@ -48,14 +48,15 @@ class Launcher(Protocol):
         """The pids that `/status` tells -> pids on this host, where it does not tell those itself."""
 
 
-LAUNCHERS: Mapping[str, Launcher] = {namespaces.NAME: namespaces, compose.NAME: compose}
+NAMESPACES, COMPOSE = LAUNCHERS = ("namespaces", "compose")
 
 
 def named(name: str) -> Launcher:
-    """Raises TestbedError for a launcher that there is not."""
+    """Imported only here, as an engine's takes a while. Raises TestbedError for a launcher that there is not."""
     if name not in LAUNCHERS:
         raise TestbedError(f"launcher {name!r}: there are {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[name]
+    launcher: Any = importlib.import_module(f"testbed.launch.{name}")
+    return cast(Launcher, launcher)
 
 
 def up(spec: LaunchSpec, name: str | None = None) -> Up:
@@ -66,14 +67,14 @@ def up(spec: LaunchSpec, name: str | None = None) -> Up:
     not become ready (then with the last lines of its log); what was started is removed again, as it is when this call
     is interrupted.
     """
-    launcher = None if name is None else named(name)
+    launcher = named(name or NAMESPACES)
     state = StateDir(create=True)
     with state.locked():
         record = state.read()
         if record is not None and record.outer.alive():
-            return _found(state, record, spec, launcher)
+            return _found(state, record, spec, name or record.launcher)
         _clear(state)
-        return _start(state, spec, launcher or LAUNCHERS[namespaces.NAME])
+        return _start(state, spec, launcher, name or NAMESPACES)
 
 
 def down() -> list[str]:
@@ -113,7 +114,7 @@ def status() -> dict[str, Any]:
     return answer
 
 
-def _start(state: StateDir, spec: LaunchSpec, launcher: Launcher) -> Up:
+def _start(state: StateDir, spec: LaunchSpec, launcher: Launcher, name: str) -> Up:
     argv = launcher.argv()
     with open_port(spec.port) as listener:
         state.fresh()
@@ -132,7 +133,7 @@ def _start(state: StateDir, spec: LaunchSpec, launcher: Launcher) -> Up:
             if outer is None:
                 raise _why_not(state, launcher)
             started_at = datetime.now(UTC).isoformat(timespec="seconds")
-            record = Record(launcher.NAME, run_id, outer, spec.port, spec.scenario, spec.fingerprint, started_at)
+            record = Record(name, run_id, outer, spec.port, spec.scenario, spec.fingerprint, started_at)
             state.write(record)
             listener.close()  # from here on the testbed's alone
             _wait_ready(state, record, spec.ready_timeout_s)
@@ -150,7 +151,7 @@ def _spawn(argv: list[str], state: StateDir, run_id: str, handover_fd: int) -> i
     log = os.open(state.log("supervisor"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.set_inheritable(handover_fd, True)
-    path = namespaces.search_path()
+    path = processes.search_path()
     marks = {"PRFAAS_TESTBED": run_id, "PRFAAS_STATE": str(state.root), "PATH": path, "PYTHONUNBUFFERED": "1"}
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
     try:
@@ -162,8 +163,8 @@ def _spawn(argv: list[str], state: StateDir, run_id: str, handover_fd: int) -> i
     return pid
 
 
-def _found(state: StateDir, record: Record, spec: LaunchSpec, launcher: Launcher | None) -> Up:
-    asked = (spec.fingerprint, spec.port, launcher.NAME if launcher else record.launcher)
+def _found(state: StateDir, record: Record, spec: LaunchSpec, name: str) -> Up:
+    asked = (spec.fingerprint, spec.port, name)
     if (record.fingerprint, record.port, record.launcher) != asked:
         raise TestbedError(
             f"a testbed is up already, from another specification ({record.scenario or 'unnamed'}, {record.launcher}, "
@@ -224,8 +225,8 @@ def _stop(state: StateDir) -> list[str]:
 def _clear(state: StateDir) -> list[str]:
     """End and remove what is left of any launcher's testbed whose supervisor is gone."""
     told = [f"killed {process}" for process in processes.end(state.root)]
-    for launcher in LAUNCHERS.values():
-        told += launcher.clear(state)
+    if state.compose_file.exists():  # only an engine holds what outlives its supervisor
+        told += named(COMPOSE).clear(state)
     _reap()
     return told
 

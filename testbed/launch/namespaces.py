@@ -2,7 +2,6 @@
 touching the host's network. Its supervisor is pid 1 of namespaces of its own, under one outer `unshare`.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from testbed.launch import processes
 from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir, TestbedError
 
-NAME = "namespaces"
 STOP_S = 6.0  # the supervisor gives its processes 3
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
@@ -43,7 +41,7 @@ def unshare_argv() -> list[str]:
     """The command prefix that gives a program its own namespaces, as pid 1. It needs a user namespace unless this
     process may administer the host. Raises `TestbedError` where `unshare` is not installed.
     """
-    path = shutil.which("unshare", path=search_path())
+    path = shutil.which("unshare", path=processes.search_path())
     if path is None:
         raise TestbedError("the program unshare is not there; install util-linux")
     user = [] if _may_administer() else ["--user", "--map-root-user"]
@@ -64,11 +62,6 @@ def refusal() -> str | None:
         return None
     why = tried.stderr.strip().splitlines()[-1:] or [f"unshare ended with {tried.returncode}"]
     return f"namespaces cannot be made here ({why[0]}); {_remedy()}"
-
-
-def search_path() -> str:
-    """PATH with the administrator's directories, which ordinary users often lack."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def _may_administer() -> bool:

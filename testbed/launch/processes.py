@@ -102,6 +102,11 @@ def leftovers(state: StateDir | None = None) -> list[str]:
     return left
 
 
+def search_path() -> str:
+    """PATH with the administrator's directories, which ordinary users often lack."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
 def port_holder(port: int) -> str | None:
     """Who listens on this TCP port of the host, in words; None where /proc does not tell."""
     inodes = {f"socket:[{inode}]" for inode in _listening(port)}
