@@ -69,6 +69,7 @@ def up(
         )
     else:
         typer.echo(f"{'already up' if already else 'up'}: {testbed.scenario.name} at {url}")
+        typer.echo(f"live page at {url}/dashboard")
         for name, page in pages.items():
             typer.echo(f"{name} at {page}")
 
