@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.options import JobsOption, JsonOption
-from testbed.cli.shared import new_folder, print_json, prints_aside, say
+from testbed.cli.options import JobsOption, JsonOption, PortOption
+from testbed.cli.shared import new_folder, print_json, prints_aside, say, wire
 
 POLICY = "A shipped name, package.module:Class, or git:REV (prfaas as it was there; git:REV:POLICY for another)."
 
@@ -37,6 +37,7 @@ def gate(
         int | None, typer.Option("--seed", min=0, help="The first seed, instead of the suite's own.")
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run everything, and keep nothing of it.")] = False,
+    port: PortOption = 8000,
     json: JsonOption = False,
 ) -> None:
     """Is a changed policy better, the same or worse? Exit code 0: better or the same, 1: worse, 4: not known."""
@@ -69,6 +70,7 @@ def gate(
                     jobs=jobs,
                     a_a=a_a,
                     seed=seed,
+                    bring_up=lambda scenario: wire(scenario, port, keep=False),
                     on_run=progress.update,
                 )
         except KeyboardInterrupt:

@@ -25,6 +25,10 @@ def keep_artefacts(gate: Gate, scenarios: list[ScenarioResult], pool: Pool, out:
     for course, result in zip(gate.courses, scenarios, strict=True):
         place = middle(result.objectives[0].differences)
         seeds = {"baseline": result.seeds[place], "candidate": result.candidate_seeds[place]}
+        if result.clock == "wire":  # every run of it has a folder
+            there = {arm: f"{result.name}/{arm}-{seeds[arm]}" for arm in ARMS}
+            told.append(result.model_copy(update={"artefact": Artefact(seed=seeds["baseline"], **there)}))
+            continue
         for arm in ARMS:
             scenario = course.scenario.only(None, gate.arms[arm].policy).model_copy(update={"seed": seeds[arm]})
             folder = str((out / result.name / arm).absolute())

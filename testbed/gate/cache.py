@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
+import threading
 import time
 from functools import cache
 from importlib import metadata, resources
@@ -96,7 +97,7 @@ class Cache:
         if self._folder is None or not self.writable:
             return
         body = orjson.dumps(measured, option=orjson.OPT_SERIALIZE_NUMPY)
-        part = self._folder / f".{key}.{os.getpid()}"
+        part = self._folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
         try:
             part.write_bytes(hashlib.sha256(key.encode() + body).hexdigest().encode() + b"\n" + body)
             part.replace(self._folder / f"{key}.json")

@@ -92,6 +92,7 @@ def calibrate(
 ) -> Calibration:
     """Record the pool and try. Raises ScenarioError, for a suite without `steady` too."""
     started_s = time.monotonic()
+    suite = suite.model_copy(update={"scenarios": [one for one in suite.scenarios if one.clock == "virtual"]})
     steady = next((one for one in suite.scenarios if one.name == STEADY), None)
     if steady is None or METRIC not in [objective.metric for objective in steady.objectives]:
         raise ScenarioError(
@@ -107,7 +108,7 @@ def calibrate(
             only = suite.model_copy(update={"scenarios": [steady]})
             worse = {name: _record(only, arm, arm, kept, workers, pool, on_run)[STEADY] for name, arm in arms.items()}
     rng = np.random.default_rng(20260401)
-    courses = {one.name: Course.of(suite, one) for one in suite.scenarios if one.clock == "virtual"}
+    courses = {one.name: Course.of(suite, one) for one in suite.scenarios}
     verdicts: dict[str, int] = {}
     claims: dict[str, int] = {}
     for _ in range(trials):

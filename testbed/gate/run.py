@@ -93,38 +93,44 @@ class Gate:
         self.arms: dict[ArmName, Arm] = {"baseline": baseline, "candidate": candidate}
         self.first = suite.seeds.first if seed is None else seed
         self.apart = APART if a_a else 0
-        self.courses = [Course.of(suite, one) for one in suite.scenarios if one.clock == "virtual"]
+        self.courses = [Course.of(suite, one) for one in suite.scenarios]
         self.done = 0
         self._on_run = on_run
 
     def run(self, pool: Pool) -> None:
-        """Rounds until every scenario is decided, or has had its seeds. Raises ScenarioError."""
-        while steps := [step for course in self.courses for step in self._next(course)]:
+        """Rounds until every scenario in virtual time is decided, or has had its seeds. Raises ScenarioError."""
+        courses = [course for course in self.courses if course.compared.clock == "virtual"]
+        while steps := [step for course in courses for step in self._next(course)]:
             for step, done in self._round(steps, pool):
                 step.course.runs[step.arm].append(done)
-            for course in self.courses:
-                self._look(course)
+            for course in courses:
+                if not course.stopped:
+                    self.look(course)
 
     def pool_of(self, arm: ArmName, count: int, pool: Pool) -> list[list[Measured]]:
         """`count` runs of an arm in every scenario, in the order of their seeds, whatever comes of them."""
         for course in self.courses:
-            steps = [self._step(course, arm, i) for i in range(count)]
+            steps = [self.step(course, arm, i) for i in range(count)]
             course.runs[arm] = [done for _, done in self._round(steps, pool)]
         return [[done.measured for done in course.runs[arm]] for course in self.courses]
 
-    def _step(self, course: Course, arm: ArmName, i: int) -> Step:
+    def step(self, course: Course, arm: ArmName, i: int) -> Step:
         seed = self.first + i + (self.apart if arm == "candidate" else 0)
         scenario = course.scenario.only(None, self.arms[arm].policy).model_copy(update={"seed": seed})
         return Step(course, arm, seed, Job(scenario, course.rates_rps))
 
     def _next(self, course: Course) -> Iterator[Step]:
-        """The steps of a course's next round: as many as it needs before its first look, then a few at a time."""
-        if course.stopped:
-            return
+        """The steps of a course's next round."""
         had = len(course.runs["baseline"])
-        count = course.least if had == 0 else min(self.suite.seeds.a_round, course.most - had)
-        for i in range(had, had + count):
-            yield from (self._step(course, arm, i) for arm in ARMS)
+        for i in range(had, had + self.count(course)):
+            yield from (self.step(course, arm, i) for arm in ARMS)
+
+    def count(self, course: Course) -> int:
+        """Seeds until the next look: as many as there have to be before the first one, then a few at a time."""
+        had = len(course.runs["baseline"])
+        if course.stopped:
+            return 0
+        return course.least if had == 0 else min(self.suite.seeds.a_round, course.most - had)
 
     def _round(self, steps: Sequence[Step], pool: Pool) -> list[tuple[Step, Done]]:
         """All steps, in their order: what is kept from the cache, the rest run."""
@@ -134,7 +140,7 @@ class Gate:
             if (kept := self.cache.get(key)) is not None:
                 found[i] = Done(kept, cached=True)
         todo = sorted((i for i in range(len(steps)) if i not in found), key=lambda i: -_size(steps[i].job))
-        self._tell(len(steps), len(found))
+        self.tell(len(steps), len(found))
         jobs = [(self.arms[steps[i].arm].environment, steps[i].job) for i in todo]
         try:
             for place, outcome in pool.run(jobs):
@@ -144,20 +150,19 @@ class Gate:
                 else:
                     found[i] = Done(outcome, cached=False)
                     self.cache.put(keys[i], outcome)
-                self._tell(len(steps), len(found))
+                self.tell(len(steps), len(found))
         except WorkerError as error:
             raise ScenarioError(str(error)) from None
         self.done += len(steps)
         return [(step, found[i]) for i, step in enumerate(steps)]
 
-    def _tell(self, of: int, ended: int) -> None:
+    def tell(self, of: int, ended: int) -> None:
+        """Say how far the runs are: `ended` of the `of` that are under way."""
         names = ", ".join(course.compared.name for course in self.courses if not course.stopped)
         self._on_run(names, self.done + ended, self.done + of)
 
-    def _look(self, course: Course) -> None:
+    def look(self, course: Course) -> None:
         """Stop a scenario that is decided."""
-        if course.stopped:
-            return
         pairs = self.pairs(course)
         if any(run["status"] == "invalid" for pair in pairs for run in (pair.baseline, pair.candidate)):
             course.stopped = "a run was invalid"
@@ -234,7 +239,8 @@ class Gate:
 
 
 def _died(step: Step, died: Died) -> Measured:
-    """What is known of a run that never ended: nothing but that."""
+    """What is known of a run that never ended: nothing but that. It condemns a candidate; with such a baseline there is
+    nothing to compare."""
     sentence = f"seed {step.seed}: the run did not end: {died.why}"
     ends = {
         "name": "run ends",
@@ -244,7 +250,8 @@ def _died(step: Step, died: Died) -> Measured:
         "sentence": sentence,
         "promised": True,
     }
-    known = {"status": "failed", "reasons": [sentence], "summary": None, "findings": [ends]}
+    status = "failed" if step.arm == "candidate" else "invalid"
+    known = {"status": status, "reasons": [sentence], "summary": None, "findings": [ends]}
     return {**known, "trace_sha256": None, "digest": "", "requests": 0, "wall_s": 0.0}
 
 

@@ -27,6 +27,8 @@ from testbed.gate.result import (
 )
 from testbed.gate.run import Gate
 from testbed.gate.suite import Suite
+from testbed.gate.wire import BringUp, run_wire
+from testbed.scenario_data import ScenarioError
 
 OnRun = Callable[[str, int, int], None]
 MOST_REASONS: Final = 20
@@ -42,14 +44,15 @@ def gate(
     jobs: int | None = None,
     a_a: bool = False,
     seed: int | None = None,
+    bring_up: BringUp | None = None,
     on_run: OnRun = lambda names, done, of: None,
 ) -> GateResult:
     """Compare two policies under a suite. Raises ScenarioError, TraceError and ModelError for what cannot be run.
 
     cache: the folder in which runs are kept, None for none. out: where each scenario's middle seed is written as a
     results folder an arm, and the result; None for nowhere. jobs: processes, one a core unless given. a_a: the
-    candidate is the baseline, under disjoint seeds. on_run: told of every run: the scenarios that are open, how many
-    runs have ended, and of how many that are begun.
+    candidate is the baseline, under disjoint seeds. bring_up: makes testbeds, for a suite with scenarios on the wire.
+    on_run: told of every run: the scenarios that are open, how many runs have ended, and of how many that are begun.
     """
     started_s = time.monotonic()
     with ExitStack() as stack:
@@ -63,6 +66,10 @@ def gate(
         environments = [first.environment, second.environment]
         pool = stack.enter_context(Pool(environments, jobs or len(os.sched_getaffinity(0))))
         comparison.run(pool)
+        if any(one.clock == "wire" for one in suite.scenarios):
+            if bring_up is None or out is None:
+                raise ScenarioError(f"suite {suite.name}: has scenarios on the wire; run it as `prfaas gate`")
+            run_wire(comparison, bring_up, out)
         scenarios = [comparison.result(course) for course in comparison.courses]
         if out is not None:
             scenarios = keep_artefacts(comparison, scenarios, pool, out)
