@@ -132,7 +132,7 @@ class Page:
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Page]:
     """A fresh browser with one page; gone afterwards, with whatever it started and stored."""
-    assert CHROMIUM is not None
+    assert CHROMIUM is not None, "no chromium; install Debian's package of that name"
     folder = Path(tempfile.mkdtemp(prefix="chromium"))
     process = subprocess.Popen(
         [CHROMIUM, f"--user-data-dir={folder}", *FLAGS],
