@@ -5,12 +5,14 @@ PORT ?= 8000
 ARGS ?=
 CLOCK ?= virtual
 POLICIES ?= prfaas,static,naive
+BASELINE ?= git:HEAD
+SUITE ?= quick
 LAUNCHER ?= namespaces
 WITH ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-compose setup-test testbed load down chaos test lint fast
+.PHONY: help setup setup-compose setup-test testbed load down chaos gate test lint fast
 
 help:
 	@echo "make testbed   set up, start SCENARIO=$(SCENARIO), replay its load over the shaped link, report, and leave it up"
@@ -20,6 +22,7 @@ help:
 	@echo "make chaos     faults, in virtual time: prfaas under test, static and naive beside it   (CLOCK=wire: a short part, on the wire)"
 	@echo "make test      set up with all test dependencies, and run the tests"
 	@echo "make lint      ruff and mypy"
+	@echo "make gate      is the scheduler better, the same or worse than BASELINE=$(BASELINE)? in virtual time   (SUITE=full)"
 	@echo "make fast      compile virtual time's innermost modules (same results, 1.6 times as fast)"
 	@echo "make setup     only the virtual environment"
 
@@ -47,6 +50,9 @@ down: setup
 
 chaos: $(if $(filter compose,$(LAUNCHER)),setup-compose,setup)
 	@$(BIN)/prfaas chaos --clock $(CLOCK) --policy $(POLICIES) --port $(PORT) --launcher $(LAUNCHER) $(ARGS)
+
+gate: setup
+	@$(BIN)/prfaas gate --baseline $(BASELINE) --candidate prfaas --suite $(SUITE) $(ARGS)
 
 test: setup-test
 ifeq ($(ARGS),)
