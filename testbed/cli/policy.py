@@ -1,14 +1,16 @@
-"""The policy by itself: `policy list`, `policy set`."""
+"""The policy by itself: `policy list`, `policy new`, `policy check`, `policy set`."""
 
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import print_json, running_testbed
+from testbed.cli.shared import print_json, prints_aside, running_testbed
 
 policy_app = typer.Typer(help="The policies there are, and the one in charge.", no_args_is_help=True)
 
@@ -39,6 +41,46 @@ def policy_list(json: JsonOption = False) -> None:
     typer.echo("or your own, as package.module:Class")
     if in_charge is not None:
         typer.echo(f"in charge of the testbed that is up: {in_charge}")
+
+
+@policy_app.command("new")
+def policy_new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Small letters and underscores, such as my_policy.")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where the module is written.")] = Path(),
+) -> None:
+    """Write the skeleton of a policy of your own; it runs as it is."""
+    from testbed.policy_new import new_policy
+
+    path, policy = new_policy(name, folder)
+    typer.echo(f"wrote {path}; next: prfaas policy check {policy}")
+
+
+@policy_app.command("check")
+def policy_check(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A name, or package.module:Class.")],
+    json: JsonOption = False,
+) -> None:
+    """Check a policy's contract: pure, deterministic, fast, told nothing but what it may see; else exit code 1."""
+    from testbed.policy_check import MOST_US, check_policy
+    from traces.client_rows import FAILED
+
+    sys.path.insert(0, str(Path.cwd()))
+    with prints_aside():
+        checked = check_policy(policy)
+    if json:
+        print_json(checked.to_json())
+    else:
+        for one in checked.violations:
+            typer.echo(f"{one.where}: {one.rule}: {one.what}\n    {one.remedy}")
+        speed = ", ".join(
+            f"{took_us:.1f} us at {count} instances (at most {MOST_US[count]:g})"
+            for count, took_us in checked.route_us.items()
+        )
+        if checked.violations:
+            typer.echo(f"{policy} breaks its contract in {len(checked.violations)} places")
+        else:
+            typer.echo(f"{policy} keeps its contract: {checked.decisions} decisions alike in two processes; {speed}")
+    raise typer.Exit(FAILED if checked.violations else 0)
 
 
 @policy_app.command("set")
