@@ -124,6 +124,7 @@ class Profile:
     decode_step_s; with one, decode_step_s is what the closed form and policies reckon with, no more.
     pieces: how many equal pieces, one a layer, the KVCache leaves in while later layers compute.
     provenance: for each of `s_kv`, `t_prefill`, `decode_step_s`, `decode_slots`, `pieces`, and `decode_step` if any.
+    measurement: of one that was measured here: when, on what machine, with which versions; None of a published one.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Profile:
     t_prefill_curve: Curve
     provenance: dict[str, Provenance] = field(hash=False)
     decode_step: AffineStep | None = None
+    measurement: dict[str, Any] | None = field(default=None, hash=False)
 
     @property
     def first_tokens(self) -> int:
@@ -323,6 +325,7 @@ class _TimingFile(_File):
     decode_slots: _Number
     pieces: _Number
     decode_step: _Step | None = None
+    measurement: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _points(self) -> _TimingFile:
@@ -351,6 +354,7 @@ class _TimingFile(_File):
                 **({"decode_step": step.provenance} if step else {}),
             },
             decode_step=AffineStep(step.base_s, step.per_request_s, step.per_kv_token_s) if step else None,
+            measurement=self.measurement,
         )
 
 

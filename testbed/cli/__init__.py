@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from testbed.cli import chaos, clocks, gate, logs, operate, parts, policy, results, studies
+from testbed.cli import chaos, clocks, gate, logs, operate, parts, policy, profile, results, studies
 from testbed.cli.shared import say
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.add_typer(results.report_app, name="report", rich_help_panel="Results")
 app.add_typer(parts.link_app, name="link", rich_help_panel="Parts")
 app.add_typer(policy.policy_app, name="policy", rich_help_panel="Parts")
 app.add_typer(parts.trace_app, name="trace", rich_help_panel="Parts")
+app.command(rich_help_panel="Parts")(profile.profile)
 
 
 def main(arguments: list[str] | None = None) -> None:
