@@ -33,6 +33,7 @@ from testbed.assemble import build_workload, instances, lengths_to_json, workloa
 from testbed.closed_form import closed_form
 from testbed.crossing import Crossing
 from testbed.fleet import check_link
+from testbed.invariants import Run, check, judge
 from testbed.launch import client
 from testbed.launch.state import StateDir, TestbedError
 from testbed.linksteps import LinkSteps
@@ -43,7 +44,7 @@ from testbed.report.provenance import provenance
 from testbed.report.summary import EXIT_CODES, LinkFigures, Meter, summarise
 from testbed.report.tables import request_table
 from testbed.report.timeline import timeline_table
-from testbed.report.write import write_results
+from testbed.report.write import write_results, write_summary
 from testbed.scenario import Scenario, ScenarioError
 from testbed.told import SETUP_FILE, KnownFuture
 from traces.client_rows import INCONCLUSIVE, lateness_p99_s, read_rows
@@ -269,6 +270,9 @@ def run_load(
     link_report = LinkReport.of_run(timeline, requests, summary)
     summary["link_doctor"] = link_report.told.to_json()
     write_results(out, scenario, summary, requests, timeline, provenance(scenario, trace, testbed.state), link_report)
+    run = Run(requests, timeline, summary, scenario, folder=out, disturbed=disturbance is not None)
+    judge(summary, check(run))  # its log is replayed, from the folder
+    write_summary(out, summary)
     exit_code = INCONCLUSIVE if replay.interrupted else EXIT_CODES[summary["verdict"]["status"]]
     return Outcome(out, summary, exit_code, requests, totals)
 
@@ -319,6 +323,8 @@ def _replay(
         port = str(_free_port())  # Locust's own is one for all, on every address of the host
         command += ["--processes", str(workers), "--master-bind-host", "127.0.0.1"]
         command += ["--master-bind-port", port, "--master-port", port]
+    if scenario.backend == "hybrid":
+        command += ["--text-seed", str(scenario.seed)]
     if leaves:
         command += ["--leave-seed", str(scenario.seed)]
         command += [f"--leave={at_s!r}:{fraction!r}" for at_s, fraction in leaves]

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from testbed.policies import CAVEAT
+from testbed.report.invariant_words import invariant_line
 from testbed.report.link_words import cross_words, doctor_line
 from testbed.report.phase_table import phase_cells
 
@@ -161,6 +162,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         _show_wire(link, meter)
     if doctor := doctor_line(summary):
         out.print(doctor, style="yellow", markup=False)
+    if invariants := invariant_line(summary):
+        out.print(invariants, style="yellow" if "broken" in invariants else None, markup=False)
     for kind, count in summary["policy_errors"].items():
         out.print(f"the policy failed {count} times: {kind} (contained: a fallback decided)", style="yellow")
     if summary["policy_error"]:

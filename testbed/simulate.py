@@ -42,7 +42,7 @@ from testbed.report.little import littles_law
 from testbed.report.provenance import provenance
 from testbed.report.summary import PERFECT_METER, LinkFigures, summarise
 from testbed.report.timeline import virtual_timeline
-from testbed.report.write import markdown
+from testbed.report.write import write_summary
 from testbed.scenario import Scenario, ScenarioError, override
 from testbed.scenario import load as load_scenario
 from testbed.told import KnownFuture
@@ -203,8 +203,7 @@ def write(result: Result, out: Path, requests: Literal["none", "csv", "parquet"]
     link = LinkReport.of_run(result.timeline, result.requests, result.summary)
     link.write(out)
     summary = {**result.summary, "link_doctor": link.told.to_json()}
-    (out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    (out / "report.md").write_text(markdown(summary))
+    write_summary(out, summary)
     result.timeline.to_csv(out / "timeline.csv", index=False, float_format="%.6f")
     if requests == "csv":
         result.requests.to_csv(out / "requests.csv", index=False, float_format="%.9f")

@@ -26,6 +26,8 @@ def bytes_conserved(run: Run) -> Finding:
     value: landed / made - 1; bound: rounding (2 bytes a transfer; on the wire 0.2 %).
     """
     rows = run.requests
+    if run.disturbed:
+        return not_checked("bytes", "a worker that is killed takes its counters along")
     if wrong := _made_otherwise(run):
         return Finding("bytes", "broken", None, None, wrong, "invalid")
     ok = completed(rows)
@@ -49,6 +51,8 @@ def bytes_conserved(run: Run) -> Finding:
 
 def _made_otherwise(run: Run) -> str:
     """What is wrong with the rows' own bytes; empty for nothing."""
+    if run.scenario.backend != "timing":  # a model's KV is what it is
+        return ""
     rows, ok = run.requests, completed(run.requests).to_numpy()
     tokens = (rows["input_tokens"] - rows["cached_tokens"]).to_numpy(np.float64)
     made, sites = rows["kv_bytes"].to_numpy(np.float64), rows["prefill_site"]

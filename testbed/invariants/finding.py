@@ -49,7 +49,7 @@ class Run:
     requests: REQUEST_COLUMNS. timeline: TIMELINE_COLUMNS. summary: as summary.json, as far as it is known. scenario: of
     the one deployment that ran. twin: how many decisions a second policy object was asked for as well, and the first
     one that it made otherwise, empty for none; None where there was no second one. folder: the results folder of a run
-    on the wire, whose log can be replayed.
+    on the wire, whose log can be replayed. disturbed: an experiment of chaos did something to it.
     """
 
     requests: pd.DataFrame
@@ -58,6 +58,7 @@ class Run:
     scenario: Scenario
     twin: tuple[int, str] | None = None
     folder: Path | None = None
+    disturbed: bool = False
 
     @property
     def on_wire(self) -> bool:

@@ -44,6 +44,8 @@ def work_conserved(run: Run) -> Finding:
     value: seconds in which an instance was idle beside the request that it started next, over all the seconds in which
     instances worked; bound: rounding, on the wire 1 %.
     """
+    if run.disturbed or run.scenario.backend != "timing":
+        return not_checked("work", "who was frozen, slowed down or at work on a real model is not in the rows")
     work = _Work(run)
     idle_s = busy_s = worst_s = 0.0
     where = ""

@@ -9,6 +9,7 @@ import orjson
 import pandas as pd
 
 from testbed.policies import CAVEAT
+from testbed.report.invariant_words import invariant_lines
 from testbed.report.link_files import LinkReport
 from testbed.report.link_words import cross_words, doctor_lines, verified_lines
 from testbed.report.phase_table import phase_cells
@@ -33,6 +34,11 @@ def write_results(
     requests.to_csv(out / "requests.csv", index=False, float_format="%.9f")
     timeline.to_csv(out / "timeline.csv", index=False, float_format="%.6f")
     link.write(out)
+    write_summary(out, summary)
+
+
+def write_summary(out: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json and report.md into `out`."""
     (out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (out / "report.md").write_text(markdown(summary))
 
@@ -81,6 +87,7 @@ def markdown(summary: dict[str, Any]) -> str:
         _meter(summary["meter"]) if on_wire else "In virtual time: the link is modelled, and nothing is late.",
         "",
         *verified_lines(link),
+        *invariant_lines(summary),
         *doctor_lines(summary),
     ]
     return "\n".join(lines)
