@@ -49,6 +49,7 @@ stop)
         done
         ip link delete docker0 2>/dev/null || true
     fi
+    awk -v folder="$folder/" 'index($2, folder) == 1 { print $2 }' /proc/mounts | sort -r | xargs -r umount
     rm -rf "$folder"
     ;;
 *)

@@ -18,7 +18,7 @@ from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir, TestbedError, write_json
 
 STOP_S = 40.0
-IMAGES: Final = {"testbed": "prfaas-testbed", "locust": "prfaas-testbed-locust"}
+IMAGES: Final = {"testbed": "prfaas-testbed", "model": "prfaas-testbed-model", "locust": "prfaas-testbed-locust"}
 """Target of the Dockerfile -> tag."""
 
 
@@ -32,7 +32,9 @@ def prepare(state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
         )
     user, group = state.share()
     state.compose_file.write_text(compose_file.render(spec, bounds_tries=_bounds_tries()))
-    _build(client, state, "testbed")
+    computes = any((process.config or {}).get("model") is not None for process in spec.processes)
+    target = "model" if computes else "testbed"
+    _build(client, state, target)
     write_configs(state, spec)
     scrape = (engine.REPOSITORY / "compose/prometheus/prometheus.yml").read_text()
     scraped = state.config_file("prometheus").with_suffix(".yml")
@@ -45,7 +47,7 @@ def prepare(state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
         "PRFAAS_UID": user,
         "PRFAAS_GID": group,
         "PRFAAS_PORT": spec.port,
-        "PRFAAS_IMAGE": IMAGES["testbed"],
+        "PRFAAS_IMAGE": IMAGES[target],
         "PRFAAS_LOCUST_IMAGE": IMAGES["locust"],
     }
     state.compose_env.write_text("".join(f"{name}={_quoted(str(value))}\n" for name, value in variables.items()))

@@ -138,8 +138,8 @@ def _mounts(process: ProcessSpec) -> list[tuple[str, bool]]:
     else:
         mounts = [(f"{STATE}/config/{process.name}.json", True), (f"{STATE}/ready", False), (f"{STATE}/logs", False)]
     config = process.config or {}
-    if str(config.get("profile", "")).startswith("/"):
-        mounts.append((config["profile"], True))
+    files = (config.get("profile"), (config.get("model") or {}).get("weights"))
+    mounts += [(file, True) for file in files if file is not None and file.startswith("/")]
     if config.get("import_path"):
         mounts.append(("${PRFAAS_POLICIES:?}", True))
     return mounts

@@ -86,6 +86,16 @@ def test_a_profile_of_ones_own_is_mounted_where_it_is_needed(tmp_path: Path) -> 
     assert [name for name, sources in mounts.items() if str(own) in sources] == ["prfaas-0"]
 
 
+def test_a_models_weights_are_mounted_where_they_are_computed_with(tmp_path: Path) -> None:
+    plain = spec(tmp_path)
+    worker = next(process for process in plain.processes if process.name == "pd-p-0")
+    model = {**(worker.config or {}), "model": {"weights": "/models/small.safetensors"}}
+    others = tuple(process for process in plain.processes if process is not worker)
+    made = yaml.safe_load(compose_file.render(replace(plain, processes=(replace(worker, config=model), *others))))
+    mounted = {one["source"]: one["read_only"] for one in made["services"]["pd-p-0"]["volumes"] if "read_only" in one}
+    assert mounted["/models/small.safetensors"]
+
+
 def test_what_watches_a_testbed_listens_on_loopback_only(tmp_path: Path) -> None:
     made = services(tmp_path)
     assert "--web.listen-address=127.0.0.1:9090" in made["prometheus"]["command"]
