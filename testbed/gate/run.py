@@ -49,7 +49,7 @@ class Course:
     @classmethod
     def of(cls, suite: Suite, compared: Compared) -> Course:
         """Raises ScenarioError, TraceError and ModelError for a scenario that cannot be run."""
-        scenario = resolve(compared)
+        scenario = resolve(suite, compared)
         rates: tuple[float, ...] = ()
         if compared.load_fractions is not None:
             most_rps = capacity(scenario, scenario.deployments[0]).expectation.lambda_max

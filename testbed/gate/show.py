@@ -117,9 +117,9 @@ def show_calibration(found: Calibration) -> None:
         out.print(f"  a difference was claimed in {name}: {count} times")
     for name, count in found.broken.items():
         out.print(f"  a promise was broken by the baseline: {name}: {count} of {found.pool} runs")
-    for one in found.power.values():
+    for one in found.power:
         low, high = one.interval.low or 0.0, one.interval.high or 0.0
         wanted = f"at least {one.wanted:.0%} wanted" if one.asked else "below what counts in this suite"
         true = f"truly {one.effect:+.2%} ({low:+.2%} to {high:+.2%}) in P90 TTFT"
-        out.print(f"{one.policy}, {true}: flagged in {one.flagged} of {one.trials} ({wanted})")
+        out.print(f"{one.suite}: {one.policy}, {true}: flagged in {one.flagged} of {one.trials} ({wanted})")
     out.print(f"{found.wall_s:.0f} s; {'it holds' if found.holds else 'it does not hold'}")

@@ -129,10 +129,12 @@ class Seeds(Part):
 
 
 class Suite(Part):
-    """alpha: the chance, over all objectives of the suite, that a claim of better or worse is false."""
+    """alpha: the chance, over all objectives of the suite, that a claim of better or worse is false. set: overrides of
+    every scenario, before its own."""
 
     name: Name
     description: str
+    set: list[str] = Field(default_factory=list)
     alpha: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     seeds: Seeds
     scenarios: Annotated[list[Compared], Field(min_length=1)]
@@ -196,16 +198,14 @@ def _known_keys(loc: list[str]) -> list[str]:
     return sorted((parts[names[-1]] if names else Suite).model_fields)
 
 
-def resolve(one: Compared) -> Scenario:
+def resolve(suite: Suite, one: Compared) -> Scenario:
     """Its scenario with one deployment, every load as the rate that it is under that deployment's own policy, and what
     only the gate sets left as it is there (policy and seed). Raises ScenarioError, TraceError and ModelError."""
-    made = scenarios.load(one.scenario, one.set).only(one.deployment)
+    made = scenarios.load(one.scenario, [*suite.set, *one.set]).only(one.deployment)
     for objective in one.objectives:
         name = objective.metric.split(".")[1] if objective.metric.startswith("phases.") else None
         known = [phase.name for phase in made.phases]
         if name is not None and name not in known:
-            raise ScenarioError(
-                f"suite: scenarios.{one.name}: objective {objective.metric}: {one.scenario} has no phase {name!r}; it "
-                f"has {', '.join(known) or 'none'}"
-            )
+            where = f"suite {suite.name}: scenarios.{one.name}: objective {objective.metric}"
+            raise ScenarioError(f"{where}: {one.scenario} has no phase {name!r}; it has {', '.join(known) or 'none'}")
     return at_fixed_rates(made)

@@ -29,7 +29,7 @@ def written(tmp_path: Path, text: str) -> str:
 def test_the_shipped_suites_can_be_run(name):
     suite = load(name)
     for one in suite.scenarios:
-        scenario = resolve(one)
+        scenario = resolve(suite, one)
         assert len(scenario.deployments) == 1
         assert scenario.workload.load_fraction is None, "rates are fixed, whatever policy runs"
     assert suite.share * suite.objectives == pytest.approx(suite.alpha)
@@ -69,4 +69,4 @@ def test_an_unknown_suite_is_refused_with_those_there_are():
 def test_a_phase_that_is_not_there_is_refused(tmp_path):
     suite = load(written(tmp_path, MINIMAL.replace("ttft_s.p90", "phases.drop.ttft_s.p90")))
     with pytest.raises(ScenarioError, match="has no phase 'drop'"):
-        resolve(suite.scenarios[0])
+        resolve(suite, suite.scenarios[0])
