@@ -31,11 +31,12 @@ def rotate(x: Tensor, at: Tensor, base: float) -> Tensor:
 
 class Mask:
     """Which of the last tokens a block's rows see: of those up to the block's end, a row sees all up to itself, or the
-    last `window` of them. Made once for `most` tokens, and cut to what there is."""
+    last `window` of them. Made once for `most` tokens, and cut to what there is. flash: for a kernel that knows
+    causality by itself."""
 
-    def __init__(self, rows: int, most: int, window: int | None, like: Tensor) -> None:
+    def __init__(self, rows: int, most: int, window: int | None, like: Tensor, *, flash: bool) -> None:
         self.rows = rows
-        self.flash = like.is_cuda and window is None  # there a kernel knows causality by itself
+        self.flash = flash and window is None
         if self.flash:
             return
         row = torch.arange(rows, device=like.device).unsqueeze(1)
@@ -171,7 +172,7 @@ class _LatentReader(Reader):
     def __init__(self, layer: LatentAttention, state: KvState, tokens: int, rows: int) -> None:
         self.layer, config, like = layer, layer.config, state.rows
         most = state.end + tokens + -tokens % rows
-        self.mask = Mask(rows, most, None, like)
+        self.mask = Mask(rows, most, None, like, flash=like.is_cuda)
         self.keys = like.new_empty(config.heads, most, config.head_dim + config.rope_dim)
         self.values = like.new_zeros(self.keys.shape)
         self.end = 0
@@ -232,7 +233,7 @@ class _GroupedReader(Reader):
     def __init__(self, layer: GroupedAttention, state: KvState, tokens: int, rows: int) -> None:
         self.layer, self.state = layer, state
         most = state.end + tokens + -tokens % rows if layer.window is None else layer.window + rows
-        self.mask = Mask(rows, most, layer.window, state.rows)
+        self.mask = Mask(rows, most, layer.window, state.rows, flash=state.rows.is_cuda)
 
     def read(self, q: Tensor, new: Tensor) -> Tensor:
         config = self.layer.config
