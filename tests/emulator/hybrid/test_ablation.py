@@ -34,7 +34,7 @@ def test_the_page_gets_the_table_in_its_place(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ablation, "FIGURE", tmp_path / "ablation.svg")
     ablation.write(ROWS)
     text = page.read_text()
-    assert "| a | 22.00 M | 1.02 | 2.10 | 1.00 | 2.00 | 8.2 | 8.2 |" in text
+    assert "| a | 22.00 M | 1.02 | 2.05 | 1.00 | 2.00 | 8.2 | 8.2 |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
