@@ -377,7 +377,9 @@ def begin_afresh(counters_csv: Path) -> None:
 async def _serve(config: AgentConfig, stop: asyncio.Event, applied_log: TextIO, counters_csv: TextIO) -> None:
     backend = choose(await asyncio.to_thread(tried_here if config.opens else tried), config.delay_by)
     layout = Layout(netem=backend.delay == "netem", flows=config.layout_flows)
-    delays = Delays(backend, not layout.netem or await asyncio.to_thread(are_single, config.interfaces.values()))
+    # Behind an engine's bridges the sites' own ends are not to be seen; `plug_site` has looked at them.
+    single = config.opens or not layout.netem or await asyncio.to_thread(are_single, config.interfaces.values())
+    delays = Delays(backend, single)
     async with AsyncExitStack() as stack:
         shapers = {
             direction: await stack.enter_async_context(Shaper(interface, layout))

@@ -26,7 +26,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from netem import nfnetlink as nl
 from netem.attempts import try_netem
 from netem.link import LinkError
-from netem.segments import SINGLE, send_single
+from netem.segments import send_single
 from netem.topology import (
     ADDRESSES,
     SITE_INTERFACE,
@@ -57,7 +57,7 @@ def plug_site(site: str, settings: TopologySettings) -> dict[str, Any]:
         )
     with IPRoute() as ip:
         index = _take_over(ip, ADDRESSES[site], SITE_INTERFACE, SITE_MAC[site], settings.mtu)
-        if _cuts(settings):
+        if not try_netem() if settings.single_packets is None else settings.single_packets:
             send_single(ip, index)
         configure(ip, SITE_INTERFACE, ADDRESSES[site], WAN_ADDRESSES[site], WAN_MAC[site])
     add_route(settings, site)
@@ -69,11 +69,9 @@ def plug_wan(settings: TopologySettings) -> None:
     with IPRoute() as ip:
         for site, address in UNPLUGGED.items():
             name = f"w-{site}"
-            index = _take_over(ip, address, name, WAN_MAC[site], settings.mtu)
+            _take_over(ip, address, name, WAN_MAC[site], settings.mtu)
             if _forwards(name):
                 raise LinkError(f"interface {name}: forwards already; the WAN is to be made with net.ipv4.ip_forward 0")
-            if _cuts(settings):
-                _send_single_to(ip, index)
             configure(ip, name, WAN_ADDRESSES[site], ADDRESSES[site], SITE_MAC[site])
     verify_wan(settings)
 
@@ -110,22 +108,6 @@ def _take_over(ip: IPRoute, address: str, name: str, mac: str, mtu: int) -> int:
     ip.link("set", index=index, ifname=name, address=mac, mtu=mtu)
     ip.flush_addr(index=index)
     return index
-
-
-def _cuts(settings: TopologySettings) -> bool:
-    """Whether the WAN's links carry single packets, as in `TopologySettings.single_packets`."""
-    return not try_netem() if settings.single_packets is None else settings.single_packets
-
-
-def _send_single_to(ip: IPRoute, index: int) -> None:
-    """Cut into single packets what reaches this interface of the WAN: at its other end, a port of the engine's bridge,
-    which only the WAN's own packets pass. Raises LinkError when the kernel keeps otherwise."""
-    link = next(iter(ip.get_links(index)))
-    peer = {"index": link.get_attr("IFLA_LINK"), "if_netnsid": link.get_attr("IFLA_LINK_NETNSID")}
-    ip.link("set", **peer, gso_max_segs=SINGLE)
-    kept = next(iter(ip.link("get", **peer))).get_attr("IFLA_GSO_MAX_SEGS")
-    if kept != SINGLE:
-        raise LinkError(f"the port of interface {index}: asked for {SINGLE} segment at a time, the kernel kept {kept}")
 
 
 def _forwards(name: str) -> bool:

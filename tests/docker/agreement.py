@@ -20,9 +20,9 @@ from testbed.launch.launchers import LAUNCHERS
 BOUND: Final = 0.05
 TRIES: Final = 2
 FIGURES: Final = {
-    "TTFT mean, s": ("ttft_s", "mean"),
-    "TTFT p90, s": ("ttft_s", "p90"),
-    "bytes over the WAN": ("link", "wan_tx_bytes"),
+    "TTFT mean, s": ("ttft_s", "mean", ".3f"),
+    "TTFT p90, s": ("ttft_s", "p90", ".3f"),
+    "bytes over the WAN": ("link", "wan_tx_bytes", ",.0f"),
 }
 
 
@@ -48,11 +48,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="prfaas-agreement-") as name:
         found = {launcher: measured(launcher, Path(name), port) for launcher in LAUNCHERS}
     agree = True
-    for what, (group, key) in FIGURES.items():
+    for what, (group, key, form) in FIGURES.items():
         here, there = (found[launcher][group][key] for launcher in LAUNCHERS)
         apart = there / here - 1
         agree = agree and abs(apart) <= BOUND
-        print(f"{what}: {here:,.3f} in namespaces, {there:,.3f} in containers ({apart:+.1%}, at most {BOUND:.0%})")
+        print(f"{what}: {here:{form}} in namespaces, {there:{form}} in containers ({apart:+.1%}, at most {BOUND:.0%})")
     print("they agree" if agree else "they do not agree")
     return 0 if agree else 1
 
