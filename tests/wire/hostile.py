@@ -76,6 +76,13 @@ async def _status(reader: asyncio.StreamReader, answers: Answers) -> None:
         answers[int(line.split()[1])] += 1
 
 
+def _answering(reader: asyncio.StreamReader, answers: Answers) -> asyncio.Future[None]:
+    """The next answer, to come; that none does is no news when nobody waits for it any more."""
+    coming = asyncio.ensure_future(_status(reader, answers))
+    coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return coming
+
+
 async def _again(once: Callable[[], Awaitable[None]]) -> None:
     """Once, and again as soon as the connection is gone."""
     while True:
@@ -95,7 +102,7 @@ async def _hold(port: int, answers: Answers, first: bytes, then: bytes, every_s:
     reader, writer = await _open(port)
     try:
         writer.write(first)
-        answered = asyncio.ensure_future(_status(reader, answers))
+        answered = _answering(reader, answers)
         while not answered.done():
             await asyncio.wait([answered], timeout=every_s)
             if then and not answered.done():
@@ -124,7 +131,7 @@ async def slow_body(port: int, seconds: float, answers: Answers) -> None:
 
 async def _large(port: int, answers: Answers, head: str, before: bytes, after: bytes) -> None:
     reader, writer = await _open(port)
-    answered = asyncio.ensure_future(_status(reader, answers))
+    answered = _answering(reader, answers)
     try:
         writer.write(head.encode())
         block, sent = before + bytes(1 << 16) + after, 0
