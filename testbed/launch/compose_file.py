@@ -260,7 +260,7 @@ def _watching() -> dict[str, Any]:
             tmpfs=["/var/lib/grafana:mode=1777", "/var/log/grafana:mode=1777", "/tmp"],
             volumes=[
                 given("grafana/provisioning", "/etc/grafana/provisioning"),
-                given("grafana/dashboards", "/etc/grafana/dashboards"),
+                given("grafana/dashboards", "/var/lib/grafana/dashboards"),
             ],
         ),
     }
