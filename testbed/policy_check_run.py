@@ -15,13 +15,14 @@ import statistics
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 
 from testbed.assemble import build_workload, policy_setup, workload_lengths
-from testbed.control import Control
+from testbed.control import PolicyCall, TickCall, call_policy, tick_policy
 from testbed.link_schedule import bucket_of, link_steps
 from testbed.policies import load_policy, start_policy
 from testbed.scenario import load
@@ -86,7 +87,6 @@ class Watched:
                 self.speed_us[str(count)] = self._speed_us(count)
 
     def _load(self, sets: Sequence[str]) -> list[str]:
-        policy, world = self._world(sets)
         lines: list[str] = []
         ticks_ms = []
 
@@ -110,25 +110,33 @@ class Watched:
             lines.extend(f"{view.now_s:g} {action}" for action in actions)
             return actions
 
-        control = world.control
-        control._ask, control._tick = ask, tick
+        policy, world = self._world(sets, ask=ask, tick=tick)
         world.run()
         self.tick_ms = max([self.tick_ms, statistics.median(ticks_ms) if ticks_ms else 0.0])
-        for kind, count in control.policy_errors.items():
+        for kind, count in world.control.policy_errors.items():
             self.problem("contract", self._at_route(), f"{kind}: {count} times")
         self._keeps(policy)
         return lines
 
-    def _world(self, sets: Sequence[str], scenario: str = "link-drop") -> tuple[Policy, World]:
-        loaded = load(scenario, sets).only(None, self.name)
+    def _world(
+        self, sets: Sequence[str], ask: PolicyCall = call_policy, tick: TickCall = tick_policy
+    ) -> tuple[Policy, World]:
+        loaded = load("link-drop", sets).only(None, self.name)
         deployment = loaded.deployments[0]
         trace, _ = build_workload(loaded, deployment)
         policy = load_policy(self.name)
         lengths = workload_lengths(loaded, trace)
         start_policy(policy, self.name, policy_setup(loaded, deployment, lengths, deployment.policy.told))
-        steps, metered = link_steps(loaded), bucket_of(loaded)
         return policy, World(
-            loaded, deployment, policy, trace.requests, lambda record: None, steps=steps, metered=metered
+            loaded,
+            deployment,
+            policy,
+            trace.requests,
+            lambda record: None,
+            steps=link_steps(loaded),
+            metered=bucket_of(loaded),
+            ask=ask,
+            tick=tick,
         )
 
     @contextlib.contextmanager
@@ -152,16 +160,12 @@ class Watched:
             self.problem("purity", self._at_route(), "view.nodes was changed")
 
     def _keeps(self, policy: Policy) -> None:
+        """What it holds of control's when a load is over: in an attribute, or a collection or two inside one."""
         for name, value in list(getattr(policy, "__dict__", {}).items()):
-            inside = [value]
-            for _ in range(3):
-                inside = [part for one in inside for part in _parts(one)]
-                if kept := next((one for one in inside if isinstance(one, NodeView | SystemView)), None):
-                    what = f"self.{name} keeps a {type(kept).__name__} from one call to the next"
-                    self.problem("purity", self._at_route(), what)
-                    break
-        if any(isinstance(value, NodeView | SystemView) for value in getattr(policy, "__dict__", {}).values()):
-            self.problem("purity", self._at_route(), "the policy keeps the view from one call to the next")
+            inside = _inside(value, 3)
+            if kept := next((one for one in inside if isinstance(one, NodeView | SystemView)), None):
+                what = f"self.{name} keeps a {type(kept).__name__} from one call to the next"
+                self.problem("purity", self._at_route(), what)
 
     def _speed_us(self, count: int) -> float:
         """Microseconds of process time a decision, the best of ROUNDS; the slower of without and with cached
@@ -169,8 +173,7 @@ class Watched:
         prfaas, p, d = FLEETS[count]
         fleet = f"deployments.prfaas-pd.fleet={{n_prfaas: {prfaas}, n_p: {p}, n_d: {d}}}"
         policy, world = self._world([fleet, "phases=[]", "workload.warmup_s=0", "workload.duration_s=10"])
-        control: Control = world.control
-        view = control.view
+        view = world.control.view
         hits = {n.name: 512 * (i % 20 + 1) for i, n in enumerate(view.nodes.values()) if n.role == "prefill"}
         plain = [RequestView(f"r{i}", 0.0, 400 + 300 * i) for i in range(CALLS)]
         cached = [
@@ -191,10 +194,13 @@ def _refuse(target: object, name: str, value: object) -> None:
     raise WroteToItError(f"{type(target).__name__}.{name} is written to: what a policy is shown is not its own")
 
 
-def _parts(value: Any) -> list[Any]:
+def _inside(value: Any, depth: int) -> list[Any]:
+    """A value, and what its collections hold, so many of them deep."""
     if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+        parts = list(value.values())
+    else:
+        parts = list(value) if isinstance(value, list | tuple | set | frozenset | deque) else []
+    return [value, *(one for part in parts for one in _inside(part, depth - 1))] if depth else [value]
 
 
 def _best_us(route: Callable[..., object], requests: Sequence[RequestView], view: SystemView) -> float:
