@@ -25,6 +25,7 @@ from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir
 from testbed.link_schedule import bucket_of, link_changes
 from testbed.scenario import Deployment, Scenario, ScenarioError
+from testbed.scenario_model import check_machine, check_slots
 from testbed.scheduler.api import PD, Role, Site
 
 FIRST_CONTROL_PORT = CONTROL_PORTS[0]  # the shaper knows the control class by them
@@ -99,6 +100,11 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
             f"scenario {scenario.name}: deployment {deployment.name}: {len(nodes)} instances; this machine's wire has "
             f"ports for {MOST_NODES}: take a smaller fleet, or prfaas simulate"
         )
+    if scenario.backend == "hybrid":
+        decode = scenario.profile(deployment, "pd")
+        assert decode is not None
+        check_slots(scenario.name, deployment.name, decode.decode_slots)
+        check_machine(scenario, len(nodes))
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
     first_flows = _first_flows(scenario, nodes)
     processes = [
@@ -123,6 +129,7 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
             ready_file=str(state.ready_file(name)),
             peers=peers,
             dials=tuple(other for other, _, _ in nodes[i + 1 :] if other in peers),
+            model=scenario.model.spec(i) if scenario.backend == "hybrid" else None,
             **_timing(scenario, deployment, site),
         )
         processes.append(_process(name, site, role, "emulator.worker", config, stage=1 if role == "decode" else 2))

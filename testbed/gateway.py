@@ -55,6 +55,7 @@ READY_S: Final = 5.0  # wall seconds the workers have to start an epoch
 POLICY_LIMIT_S: Final = 0.05  # wall seconds a decision may take
 POLICY_START_LIMIT_S: Final = 5.0  # wall seconds: the gateway does nothing else, and a load's client waits 10 s
 LAG_S: Final = 0.02  # wall seconds between samples of the event loop's lag
+MOST_COMPUTED_TOKENS: Final = 4096  # of an answer that a model computes: its state grows with it
 T = TypeVar("T")
 
 
@@ -94,8 +95,10 @@ class Gateway:
         self.limits = Limits(
             model="prfaas",
             max_input_tokens=max_input_tokens(self.scenario, self.deployment),
-            max_output_tokens=1 << 20,
+            max_output_tokens=MOST_COMPUTED_TOKENS if self.scenario.backend == "hybrid" else 1 << 20,
             default_chat_tokens=self.scenario.workload.output_tokens,
+            computes=self.scenario.backend == "hybrid",
+            block_tokens=self.scenario.cache.block_tokens if self.scenario.cache_bytes else 0,
         )
         self.stopped = asyncio.Event()
         self.lag = Lateness()
@@ -350,6 +353,7 @@ class Gateway:
 
     async def _whole(self, request: web.Request, ask: Ask, stream: Stream) -> web.StreamResponse:
         texts: list[str] = []
+        ids: list[int] = []
         while True:
             item = await stream.queue.get()
             if isinstance(item, Completed):
@@ -357,12 +361,15 @@ class Gateway:
             if isinstance(item, Failed):
                 raise _failure(item)
             texts.append(item.text)
+            ids += item.ids
         record = item.record
         body = whole(
             ask,
             stream.request_id,
             int(time.time()),
             "".join(texts),
+            tuple(ids),
+            record.finish_reason,
             usage(ask, record.output_tokens, record.cached_tokens),
         )
         return web.Response(body=body, content_type=JSON, headers={"X-Request-Id": stream.request_id})
@@ -384,13 +391,14 @@ class Gateway:
         if ask.chat:
             await response.write(chunks.role())
         while not isinstance(item, Completed | Failed):
-            await response.write(chunks.text(item.text))
+            if chunks.is_worth_sending(item.text):
+                await response.write(chunks.text(item.text, item.ids))
             item = await stream.queue.get()
         if isinstance(item, Failed):
             await response.write(stream_error(item.record.error_message, item.record.error))
         else:
             record = item.record
-            end = chunks.last()
+            end = chunks.last(record.finish_reason)
             if ask.include_usage:
                 end += chunks.usage(usage(ask, record.output_tokens, record.cached_tokens))
             await response.write(end + DONE)

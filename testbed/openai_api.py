@@ -1,9 +1,9 @@
 """The OpenAI-compatible edge as data: request bodies in, validated; response bodies and stream chunks out.
 
-No model runs behind the timing backend, so sampling settings are accepted and have no effect; what would change the
-*shape* of an answer and cannot be honoured (n, best_of, logprobs, echo, suffix, tools) is refused. Prompts: text (one
-token a UTF-8 byte), token ids, or the replay extension `"prfaas": {"input_tokens", "block_hashes", "block_size"}`
-instead of a prompt.
+No model runs behind the timing backend, so sampling settings are accepted and have no effect (where one computes,
+`openai_model.py` reads them); what would change the *shape* of an answer and cannot be honoured (n, best_of, logprobs,
+echo, suffix, tools) is refused. Prompts: text (one token a UTF-8 byte), token ids, or the replay extension
+`"prfaas": {"input_tokens", "block_hashes", "block_size"}` instead of a prompt.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+
+from emulator.kvcache import hash_blocks
+from testbed.openai_model import Work, work_of
 
 DONE: Final = b"data: [DONE]\n\n"
 LEAST_BODY_BYTES: Final = 1 << 20
@@ -45,7 +48,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client asked for. Lengths in tokens."""
+    """What a client asked for. Lengths in tokens. work: for a model that computes."""
 
     model: str
     chat: bool
@@ -56,16 +59,22 @@ class Ask:
     block_hashes: tuple[int, ...] = ()
     block_size: int = 0
     session: str = ""
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this testbed serves: its model's name, the longest prompt its profiles know, the longest answer."""
+    """What this testbed serves: its model's name, the longest prompt its profiles know, the longest answer.
+
+    computes: a model does. block_tokens: then, of its prefix cache, 0 without one.
+    """
 
     model: str
     max_input_tokens: int
     max_output_tokens: int
     default_chat_tokens: int
+    computes: bool = False
+    block_tokens: int = 0
 
     @property
     def most_body_bytes(self) -> int:
@@ -115,7 +124,13 @@ def parse(raw: bytes, *, chat: bool, limits: Limits) -> Ask:
             400, f"stream_options = {_shown(options)}: must be an object such as {example}", "stream_options"
         )
     include_usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
-    return Ask(limits.model, chat, tokens, output, stream, include_usage, hashes, block_size, session)
+    work = None
+    if limits.computes:
+        work = work_of(body, chat=chat, wrong=lambda message, field: ApiError(400, message, field))
+        if limits.block_tokens:
+            block_size = limits.block_tokens
+            hashes = hash_blocks(work.prompt, block_size)
+    return Ask(limits.model, chat, tokens, output, stream, include_usage, hashes, block_size, session, work)
 
 
 def _flag(value: Any, field: str) -> bool:
@@ -251,6 +266,7 @@ class Chunks:
     def __init__(self, ask: Ask, answer_id: str, created: int) -> None:
         kind = "chat.completion.chunk" if ask.chat else "text_completion"
         self._chat = ask.chat
+        self._token_ids = ask.work is not None and ask.work.return_token_ids
         self._null_usage = ask.include_usage
         self._base = {"id": answer_id, "object": kind, "created": created, "model": ask.model}
 
@@ -258,16 +274,22 @@ class Chunks:
         """The role chunk a chat stream opens with."""
         return self._event({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def text(self, text: str) -> bytes:
+    def text(self, text: str, ids: tuple[int, ...] = ()) -> bytes:
+        """ids: the tokens, for a client that asked for them."""
+        told = {"token_ids": ids} if self._token_ids else {}
         if self._chat:
-            return self._event({"index": 0, "delta": {"content": text}, "finish_reason": None})
-        return self._event({"index": 0, "text": text, "logprobs": None, "finish_reason": None})
+            return self._event({"index": 0, "delta": {"content": text}, "finish_reason": None, **told})
+        return self._event({"index": 0, "text": text, "logprobs": None, "finish_reason": None, **told})
 
-    def last(self) -> bytes:
-        """The chunk that says why the answer ended: its length, always, since nothing stops early here."""
+    def is_worth_sending(self, text: str) -> bool:
+        """A token whose character is not whole yet has no text."""
+        return bool(text) or self._token_ids
+
+    def last(self, reason: str) -> bytes:
+        """The chunk that says why the answer ended."""
         if self._chat:
-            return self._event({"index": 0, "delta": {}, "finish_reason": "length"})
-        return self._event({"index": 0, "text": "", "logprobs": None, "finish_reason": "length"})
+            return self._event({"index": 0, "delta": {}, "finish_reason": reason})
+        return self._event({"index": 0, "text": "", "logprobs": None, "finish_reason": reason})
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         return b"data: " + orjson.dumps({**self._base, "choices": [], "usage": usage}) + b"\n\n"
@@ -279,9 +301,13 @@ class Chunks:
         return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-def whole(ask: Ask, answer_id: str, created: int, text: str, usage: dict[str, Any]) -> bytes:
-    """The body of an answer that was not streamed."""
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": "length"}
+def whole(
+    ask: Ask, answer_id: str, created: int, text: str, ids: tuple[int, ...], reason: str, usage: dict[str, Any]
+) -> bytes:
+    """The body of an answer that was not streamed. reason: why it ended."""
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+    if ask.work is not None and ask.work.return_token_ids:
+        choice["token_ids"] = ids
     if ask.chat:
         choice["message"] = {"role": "assistant", "content": text}
     else:

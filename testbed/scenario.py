@@ -28,6 +28,7 @@ from testbed.scenario_cross import CrossTraffic, check_cross_traffic
 from testbed.scenario_data import ScenarioError as ScenarioError
 from testbed.scenario_data import apply_set, read, text_of
 from testbed.scenario_errors import explain, message
+from testbed.scenario_model import Model, check_model
 from testbed.scenario_workload import (
     Arrivals,
     Count,
@@ -259,14 +260,17 @@ class Cache(Part):
 class Scenario(Part):
     """An experiment, in the real system's units.
 
-    cache_bytes: of the prefix cache on each node that prefills; 0 for none. reload_s: how long an instance takes to
-    change its role, once it is drained. telemetry_s: between a worker's accounts of itself. log_level: from which on
+    backend: `timing` emulates GPUs by their profiles, `hybrid` computes with a small real model, `model`, and the
+    profiles are what was measured of it. cache_bytes: of the prefix cache on each node that prefills; 0 for none.
+    reload_s: how long an instance takes to change its role, once it is drained. telemetry_s: between a worker's
+    accounts of itself. log_level: from which on
     the processes of a testbed log.
     """
 
     name: Name
     description: str = ""
-    backend: Literal["timing"] = "timing"
+    backend: Literal["timing", "hybrid"] = "timing"
+    model: Model = Model()
     deployments: Annotated[list[Deployment], Field(min_length=1)]
     cache_bytes: Annotated[Whole, Field(ge=0)] = 0
     cache: Cache = Cache()
@@ -303,6 +307,8 @@ class Scenario(Part):
         if len(set(names)) != len(names):
             raise ValueError(f"deployments: names must differ, and {', '.join(names)} do not; rename one")
         check_phases(self.phases, self.workload)
+        if self.backend == "hybrid":
+            check_model(self)
         check_cross_traffic(self.link.cross_traffic, self.link.rate_bps, MIN_STEP_S * self.scale.time_scale)
         for phase in self.phases if self.link.schedule is not None else ():
             if phase.link_rate_bps is not None:
@@ -453,6 +459,7 @@ def _known_keys(loc: list[str]) -> list[str]:
         "phases": Phase, "arrivals": Arrivals, "states": RateState, "sessions": Sessions,
         "link": Link, "cross_traffic": CrossTraffic, "transport": Transport, "decode": Decode, "step": DecodeStep,
         "scale": Scale, "slo": Slo, "meter": Meter, "limits": Limits, "scheduler": Scheduler, "cache": Cache,
+        "model": Model,
         "bounds": Bounds,
     }  # fmt: skip
     names = [step for step in loc if not step.isdigit()]

@@ -39,6 +39,7 @@ from testbed.control import (
     tick_policy,
 )
 from testbed.openai_api import Ask
+from testbed.openai_model import Work
 from testbed.report.rows import GATEWAY_COLUMNS, gateway_row
 from testbed.scheduler.api import Action, Decision, Policy, Reject, RequestView, Role, Setup, SystemView
 from testbed.told import Told
@@ -156,6 +157,7 @@ class Session:
         self._send = send
         self._retransmits_before: dict[str, int] = before.retransmits() if before else {}
         self._streams: dict[str, Stream] = {}
+        self._work: dict[str, Work] = {}  # of those whom a model is to answer
         folder.mkdir(parents=True, exist_ok=True)
         self.rows_path, self.events_path = folder / "gateway.csv", folder / "events.jsonl"
         self.setup_path = told.save(folder)
@@ -180,6 +182,8 @@ class Session:
         if request_id in self._streams:
             raise KeyError(request_id)
         stream = self._streams[request_id] = Stream(request_id)
+        if ask.work is not None:
+            self._work[request_id] = ask.work
         self.idle.clear()
         self._handle(
             Arrive(request_id, ask.input_tokens, ask.output_tokens, ask.block_hashes, ask.block_size, ask.session)
@@ -232,13 +236,19 @@ class Session:
                 self._end(command)
             else:
                 assert not isinstance(command, Completed | Failed)
-                if not self._send(destination, command):
+                if not self._send(destination, self._with_work(command)):
                     # Its connection is gone and the loss is about to be told; control then tries elsewhere.
                     self._loop.call_soon(self.node_lost, destination, "no connection to it")
         if len(control.changes) != self._logged:
             self._log_changes()
         if control.next_s() < self._armed_s:
             self._arm()
+
+    def _with_work(self, command: AnyMessage) -> AnyMessage:
+        """An order to prefill goes out with the prompt, which control does not know."""
+        if isinstance(command, Prefill) and (work := self._work.get(command.request_id)) is not None:
+            return msgspec.structs.replace(command, prompt=work.prompt, sampling=work.sampling)
+        return command
 
     def _arm(self) -> None:
         """Wait for the time at which control wants to look around."""
@@ -259,6 +269,7 @@ class Session:
             self.errors[record.error] += 1
         self._csv.writerow(gateway_row(record))
         self._streams.pop(record.request_id).queue.put_nowait(command)
+        self._work.pop(record.request_id, None)
         _log_ended(record)
         self.on_end(record)
         if not self._streams:

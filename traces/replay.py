@@ -132,6 +132,7 @@ class Coordinator:
             str(self.rows),
             tuple(self.options.leave),
             self.options.leave_seed,
+            self.options.text_seed,
         )
         shards = self.replay.hand_out(plan, self.requests)
         faults = self._follow(plan, shards)
@@ -415,6 +416,11 @@ def _options(parser: Any) -> None:
             "help": "this fraction of the clients in flight leaves at this model second; repeatable",
         },
         "--leave-seed": {"type": int, "default": 0, "help": "who leaves, is drawn from it"},
+        "--text-seed": {
+            "type": int,
+            "default": None,
+            "help": "send prompts, texts of the rows' lengths drawn from this seed, for a model that computes",
+        },
         "--id-prefix": {"type": _id_prefix, "default": "r", "help": "request ids are PREFIX and the row's index"},
     }
     for flag, keywords in options.items():

@@ -23,6 +23,7 @@ from locust.env import Environment
 from traces.client_rows import COLUMNS, LEFT, ClientRow, busiest
 from traces.request import Request
 from traces.sse import Address, exchange, request_bytes
+from traces.text import prompt_text
 
 TICK_S = 1.0
 CPU_WINDOW_S = 5.0
@@ -42,6 +43,7 @@ class Plan:
     host: the server. t0_ns: CLOCK_MONOTONIC ns of model time 0. time_scale: model seconds a wall second.
     timeout_s: wall seconds from t_sched on. total: rows of the trace. rows: absolute path of the final CSV.
     leaves: when some clients leave, (model second, the fraction of those in flight); who, is drawn from leave_seed.
+    text_seed: prompts are texts drawn from it (``traces.text``); None sends lengths alone.
     """
 
     host: Address
@@ -54,6 +56,7 @@ class Plan:
     rows: str
     leaves: tuple[tuple[float, float], ...] = ()
     leave_seed: int = 0
+    text_seed: int | None = None
 
     def part(self, shard: int) -> Path:
         """Where shard writes its rows."""
@@ -123,7 +126,9 @@ class Shard:
             row = ClientRow(
                 request_id, index, due_ns, input_tokens=request.input_tokens, output_tokens_asked=request.output_tokens
             )
-            message = request_bytes(self.plan.host, self.plan.model, request, request_id)
+            seed = self.plan.text_seed
+            prompt = None if seed is None else prompt_text(request, index, seed)
+            message = request_bytes(self.plan.host, self.plan.model, request, request_id, prompt)
             while (wait_ns := due_ns - time.monotonic_ns()) > 0:
                 gevent.sleep(wait_ns / 1e9)
             self.in_flight[index] = row

@@ -123,20 +123,26 @@ class Completion:
         self.error = self.error or data.decode("utf-8", "replace") or "error event"
 
 
-def request_bytes(host: Address, model: str, request: Request, request_id: str) -> bytes:
-    """The whole HTTP request: a streamed completion, with the replay extension (docs/contracts.md) instead of a prompt.
+def request_bytes(host: Address, model: str, request: Request, request_id: str, prompt: str | None = None) -> bytes:
+    """The whole HTTP request: a streamed completion, of a prompt (greedy), or without one with the replay extension
+    (docs/contracts.md) instead.
 
     host: what the Host header says.
     """
-    body = orjson.dumps(
-        {
-            "model": model,
+    content: dict[str, Any] = {"prompt": prompt, "temperature": 0}
+    if prompt is None:
+        content = {
             "prfaas": {
                 "input_tokens": request.input_tokens,
                 "block_hashes": request.block_hashes,
                 "block_size": request.block_size,
                 "session": request.session,
-            },
+            }
+        }
+    body = orjson.dumps(
+        {
+            "model": model,
+            **content,
             "max_tokens": request.output_tokens,
             "ignore_eos": True,
             "stream": True,

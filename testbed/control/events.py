@@ -160,6 +160,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
     prefill_tokens: int = 0  # to compute, as its prefill node is charged with
     prefill_cost_s: float = 0.0
     prefill_queue_s: float = 0.0  # the prefill work that waited there before it
+    finish_reason: str = "length"
     placed: bool = False  # counted at its nodes
     prefilled: bool = False  # no longer counted at its prefill node
 

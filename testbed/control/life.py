@@ -290,6 +290,7 @@ class Control:
         if record is None or record.status:
             return
         record.finished_s, record.output_tokens, record.status = event.finished_s, event.tokens, "ok"
+        record.finish_reason = event.reason
         self.observed.answered(event.tokens)
         prefill = self._nodes[record.prefill_node]
         # A short answer may end before its prefill node's own word is here: then that completes it.

@@ -205,6 +205,7 @@ class TestLife:
             "finished_s": 6.5,
             "prefill_cost_s": 150.0,
             "prefill_queue_s": 0.0,
+            "finish_reason": "length",
             "placed": False,
             "prefilled": True,
             "view": None,

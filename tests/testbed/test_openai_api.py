@@ -285,7 +285,7 @@ class TestAnAnswer:
 
     def test_of_a_completion_whole(self) -> None:
         ask = asked(prompt="x")
-        body = json.loads(whole(ask, "id-1", 123, " 0 1", usage(ask, 2)))
+        body = json.loads(whole(ask, "id-1", 123, " 0 1", (), "length", usage(ask, 2)))
         choice = {"index": 0, "logprobs": None, "finish_reason": "length", "text": " 0 1"}
         assert body["choices"] == [choice]
         assert (body["id"], body["object"], body["created"], body["model"]) == (
@@ -297,7 +297,7 @@ class TestAnAnswer:
 
     def test_of_a_chat_whole(self) -> None:
         ask = asked(chat=True, messages=[USER])
-        body = json.loads(whole(ask, "id-1", 123, " 0 1", usage(ask, 2)))
+        body = json.loads(whole(ask, "id-1", 123, " 0 1", (), "length", usage(ask, 2)))
         assert body["object"] == "chat.completion"
         assert body["choices"][0]["message"] == {"role": "assistant", "content": " 0 1"}
 
@@ -306,11 +306,11 @@ class TestAnAnswer:
         base = {"id": "id-1", "object": "text_completion", "created": 123, "model": "prfaas"}
         choice = {"index": 0, "logprobs": None}
         assert event(chunks.text(" 0")) == {**base, "choices": [{**choice, "text": " 0", "finish_reason": None}]}
-        assert event(chunks.last()) == {**base, "choices": [{**choice, "text": "", "finish_reason": "length"}]}
+        assert event(chunks.last("length")) == {**base, "choices": [{**choice, "text": "", "finish_reason": "length"}]}
 
     def test_of_a_chat_in_chunks(self) -> None:
         chunks = Chunks(asked(chat=True, messages=[USER]), "id-1", 123)
-        deltas = [event(chunk)["choices"][0] for chunk in (chunks.role(), chunks.text(" 0"), chunks.last())]
+        deltas = [event(chunk)["choices"][0] for chunk in (chunks.role(), chunks.text(" 0"), chunks.last("length"))]
         assert [one["delta"] for one in deltas] == [{"role": "assistant", "content": ""}, {"content": " 0"}, {}]
         assert [one["finish_reason"] for one in deltas] == [None, None, "length"]
         assert event(chunks.text(" 0"))["object"] == "chat.completion.chunk"

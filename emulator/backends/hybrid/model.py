@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,10 +53,11 @@ class Block(nn.Module):
         self.mlp = GatedMlp(config)
 
     def prefill(
-        self, x: Tensor, state: LayerState, tokens: int, rows: int, keep: Sequence[int]
+        self, x: Tensor, state: LayerState, tokens: int, rows: int, keep: Sequence[int], on_block: Callable[[], None]
     ) -> dict[int, LayerState]:
         """x: [tokens, padded to a multiple of rows, d_model], which becomes the layer's output. Returns the states
         after each of `keep`, numbers of these tokens and multiples of `rows`, where a later state has them not within.
+        on_block: called after every `rows` of them.
         """
         feed = self.mixer.begin(state, tokens, rows)
         kept: dict[int, LayerState] = {}
@@ -64,6 +66,7 @@ class Block(nn.Module):
             part += self.mlp(self.between(part))
             if done in keep and (one := feed.snapshot()) is not None:
                 kept[done] = one
+            on_block()
         return kept
 
     def decode(self, x: Tensor, states: Sequence[LayerState]) -> Tensor:
@@ -160,11 +163,13 @@ class HybridModel(nn.Module):
         state: SequenceState,
         *,
         on_layer: Callable[[int, LayerState], None] = lambda layer, state: None,
+        on_block: Callable[[int, LayerState], None] = lambda layer, state: None,
         keep: Sequence[int] = (),
     ) -> tuple[Tensor, Snapshots]:
         """Let the sequence go on by `tokens`, which changes `state`; the logits after the last one, [vocabulary].
 
-        state: of a multiple of `rows` tokens (a cached prefix), or empty. on_layer: called as each layer is done.
+        state: of a multiple of `rows` tokens (a cached prefix), or empty. on_layer: called as each layer is done;
+        on_block: as it is done with each block of `rows` tokens, which is then in its state; either may raise.
         keep: places, in tokens of the whole sequence and multiples of `rows`, to have snapshots of. Raises ModelError.
         """
         start, n = state.tokens, len(tokens)
@@ -179,7 +184,8 @@ class HybridModel(nn.Module):
         x = pad_rows(self.embed(torch.as_tensor(tokens, dtype=torch.long, device=self.device)), self.rows)
         snapshots = Snapshots({place: {} for place in keep})
         for i, block in enumerate(self.layers):
-            for done, one in block.prefill(x, state.layers[i], n, self.rows, inner).items():
+            told = partial(on_block, i, state.layers[i])
+            for done, one in block.prefill(x, state.layers[i], n, self.rows, inner, told).items():
                 snapshots.places[start + done][i] = one
             on_layer(i, state.layers[i])
         state.tokens = start + n

@@ -61,8 +61,9 @@ class Parcel:
         self._ready = 0
 
     # computing
-    def take(self, layer: int, state: LayerState, *, done: bool) -> None:
-        """What a layer's state has become; done: it is whole. Layers come in order."""
+    def take(self, layer: int, state: LayerState, *, done: bool) -> bool:
+        """What a layer's state has become; done: it is whole. Layers come in order. Whether there is more to send."""
+        before = self._filled
         if isinstance(state, KvState) and self._config.kinds[layer] == "full":
             rows = state.kept[self._rows :]
             self._rows = state.held
@@ -76,6 +77,7 @@ class Parcel:
             self._rows = 0
             self._filled += SEAL_BYTES + HEADER.size
             self._done = layer + 1
+        return self._filled > before
 
     def close(self, token: int | None = None) -> None:
         """All layers are in. token: the first one of the answer."""

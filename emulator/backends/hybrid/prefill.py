@@ -9,7 +9,7 @@ the other order, would let nothing of a recurrent state leave before the end, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -140,10 +140,15 @@ class PrefillSide:
         error = ""
         try:
             logits, snapshots = node.model.prefill(
-                list(order.prompt[state.tokens :]), state, on_layer=self._sender(job), keep=self._places(job, state)
+                list(order.prompt[state.tokens :]),
+                state,
+                on_layer=partial(self._take, job, True),
+                on_block=partial(self._take, job, False),
+                keep=self._places(job, state),
             )
             job.parcel.close(choose(logits.numpy(), order.sampling, 0))
-            job.state, job.snapshots = state, snapshots.places
+            if self._held is not None:
+                job.state, job.snapshots = state, snapshots.places
         except _Halted:
             return
         except (MemoryError, RuntimeError) as failure:
@@ -154,14 +159,12 @@ class PrefillSide:
         end_s = node.clock.now_s()
         node.thread.tell(partial(self._computed, job, Computed(*job.key, start_s, end_s, error)))
 
-    def _sender(self, job: _Job) -> Callable[[int, LayerState], None]:
-        def take(layer: int, state: LayerState) -> None:
-            if job.halted:
-                raise _Halted
-            job.parcel.take(layer, state, done=True)
+    def _take(self, job: _Job, done: bool, layer: int, state: LayerState) -> None:
+        """What a layer has become may leave."""
+        if job.halted:
+            raise _Halted
+        if job.parcel.take(layer, state, done=done):
             self._node.thread.tell(partial(self._advance, job.parcel))
-
-        return take
 
     def _places(self, job: _Job, state: SequenceState) -> Sequence[int]:
         """Where the pool may want a snapshot: after any block, since how many it keeps is known only at the end."""
