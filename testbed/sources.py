@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +20,11 @@ def sources(module: str, folder: Path | None = None) -> dict[str, bytes]:
     folder: whatever lies below it is followed as well: somebody's own code. Never a compiled build.
     """
     found: dict[str, bytes] = {}
+    specs: dict[str, ModuleSpec | None] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        spec = None if name in found or (folder is None and not _ours(name)) else _spec(name)
+        spec = None if name in found or (folder is None and not _ours(name)) else _spec(name, specs)
         if spec is None or spec.origin is None or not (_ours(name) or _below(spec.origin, folder)):
             continue
         found[name] = (fast.source(name) if name in fast.MODULES else Path(spec.origin)).read_bytes()
@@ -42,11 +44,17 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):  # a class of a module, an optional module that is not there
-        return None
+def _spec(name: str, known: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
+    """Where a module lies, with nothing imported for it; None for what is none, such as a class of a module."""
+    if name not in known:
+        parent = name.rpartition(".")[0]
+        if not parent:
+            known[name] = importlib.util.find_spec(name) if name else None
+        else:
+            package = _spec(parent, known)
+            where = None if package is None else package.submodule_search_locations
+            known[name] = None if where is None else PathFinder.find_spec(name, list(where))
+    return known[name]
 
 
 def _ours(name: str) -> bool:

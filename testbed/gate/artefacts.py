@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.gate.measure import Job
+from testbed.gate.jobs import Job
 from testbed.gate.pool import Pool, WorkerError
 from testbed.gate.result import Artefact, ScenarioResult
 from testbed.gate.run import ARMS, Gate

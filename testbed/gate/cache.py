@@ -21,7 +21,7 @@ from typing import Any, Final
 import orjson
 
 from testbed.gate.environment import SCHEDULER
-from testbed.gate.measure import Job, Measured
+from testbed.gate.jobs import Job, Measured
 from testbed.sources import sources
 
 KEEP_DAYS: Final = 30.0

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict
 
 from testbed.gate.arms import Arm, resolve
 from testbed.gate.cache import Cache
+from testbed.gate.jobs import Measured
 from testbed.gate.judge import Pair, differences, judge_invariants, read, together
-from testbed.gate.measure import Measured
 from testbed.gate.pool import Pool
 from testbed.gate.result import Interval, Verdict
 from testbed.gate.run import Course, Gate

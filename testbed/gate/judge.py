@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from testbed.gate.measure import Measured
+from testbed.gate.jobs import Measured
 from testbed.gate.result import Interval, InvariantResult, ObjectiveResult, Verdict
 from testbed.gate.statistics import (
     BOOTSTRAP_CONFIDENCE,

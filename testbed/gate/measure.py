@@ -6,13 +6,13 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from testbed.gate.jobs import Job, Measured
 from testbed.gate.suite import LAMBDA_MAX
 from testbed.points import OVERLOADED, backlog_growth
 from testbed.report.summary import POLICY_FAILURES
@@ -25,22 +25,6 @@ REFUSALS: Final = (ScenarioError, TraceError, ModelError)
 """What cannot be run, in words for people."""
 
 STAMPS: Final = ("arrive_s", "prefill_start_s", "prefill_end_s", "landed_s", "admitted_s", "finished_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """scenario: of one deployment, with the arm's policy, a fixed rate and a seed. rates_rps: to run it at, for
-    `lambda_max_rps`; () for its own. folder: where the results of the last rate go; None for nowhere."""
-
-    scenario: Scenario
-    rates_rps: tuple[float, ...] = ()
-    folder: str | None = None
-
-
-Measured = dict[str, Any]
-"""What is known of a run, JSON-ready: `status` and `reasons` (the verdict), `summary` (as far as objectives look),
-`findings` (invariants: name, status, value, bound, sentence, promised), `trace_sha256`, `digest`, `requests`, `wall_s`;
-of one at several rates `load` (rates_rps, ttft_p90_s) too."""
 
 
 def measure(job: Job) -> Measured:

@@ -12,13 +12,12 @@ from typing import Final
 
 from testbed.gate.arms import Arm
 from testbed.gate.cache import Cache, code_sha256, host, sha256_of
+from testbed.gate.jobs import Job, Measured
 from testbed.gate.judge import Pair, differences, judge_invariants, read, refuse_unlike, tell, together
-from testbed.gate.measure import Job, Measured
 from testbed.gate.pool import Died, Pool, WorkerError
 from testbed.gate.result import ArmName, LoadCurve, RunRef, ScenarioResult, Verdict
 from testbed.gate.suite import Compared, Suite, resolve
 from testbed.scenario import Scenario, ScenarioError
-from testbed.sweep import capacity
 
 APART: Final = 1_000_000
 """Seeds of the candidate are so far from the baseline's in an A/A comparison."""
@@ -52,6 +51,8 @@ class Course:
         scenario = resolve(suite, compared)
         rates: tuple[float, ...] = ()
         if compared.load_fractions is not None:
+            from testbed.sweep import capacity  # it simulates, and most gates' own process need not
+
             most_rps = capacity(scenario, scenario.deployments[0]).expectation.lambda_max
             rates = tuple(round(fraction * most_rps, 6) for fraction in compared.load_fractions)
         return cls(compared, scenario, rates, suite.least_of(compared), suite.most_of(compared))

@@ -7,9 +7,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from testbed.gate.arms import Arm, resolve
 from testbed.gate.artefacts import keep_artefacts
@@ -27,10 +27,13 @@ from testbed.gate.result import (
 )
 from testbed.gate.run import Gate
 from testbed.gate.suite import Suite
-from testbed.gate.wire import BringUp, run_wire
-from testbed.scenario_data import ScenarioError
+from testbed.scenario import Scenario, ScenarioError
+
+if TYPE_CHECKING:
+    from testbed.load import Testbed
 
 OnRun = Callable[[str, int, int], None]
+BringUp = Callable[[Scenario], AbstractContextManager["Testbed"]]
 MOST_REASONS: Final = 20
 
 
@@ -69,6 +72,8 @@ def gate(
         if any(one.clock == "wire" for one in suite.scenarios):
             if bring_up is None or out is None:
                 raise ScenarioError(f"suite {suite.name}: has scenarios on the wire; run it as `prfaas gate`")
+            from testbed.gate.wire import run_wire
+
             run_wire(comparison, bring_up, out)
         scenarios = [comparison.result(course) for course in comparison.courses]
         if out is not None:

@@ -7,27 +7,25 @@ failed is tried once more, and is invalid when that fails too.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from testbed.gate.measure import Measured, own_findings
+from testbed.gate.jobs import Measured
+from testbed.gate.measure import own_findings
 from testbed.gate.run import ARMS, Course, Done, Gate
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate
 
 if TYPE_CHECKING:
+    from testbed.gate.whole import BringUp
     from testbed.load import Testbed
 
 TRIES: Final = 2
 FIDELITY: Final = 0.25
 """How far P90 TTFT in virtual time may be from the wire's before a reader is told."""
-
-BringUp = Callable[[Scenario], contextlib.AbstractContextManager["Testbed"]]
 
 
 def run_wire(gate: Gate, bring_up: BringUp, out: Path) -> None:

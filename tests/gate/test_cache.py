@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from testbed.gate.cache import Cache
-from testbed.gate.measure import Job
+from testbed.gate.jobs import Job
 from testbed.scenario import load
 
 RUN = {"status": "valid", "summary": {"ttft_s": {"p90": 1.25}}, "findings": []}

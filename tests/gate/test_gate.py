@@ -143,6 +143,18 @@ def test_a_metric_that_no_run_has_is_refused(suite):
         gate(suite.model_copy(update={"scenarios": [scenario]}), "prfaas", "static", cache=None)
 
 
+def test_the_process_that_judges_needs_nothing_that_simulates():
+    code = "import sys, testbed.gate.whole; print({'pandas', 'testbed.simulate'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=arms.ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_baseline_whose_runs_do_not_end_is_no_measure(suite, own):
+    few = suite.model_copy(update={"seeds": suite.seeds.model_copy(update={"least": 2, "most": 2})})
+    result = gate(few, "gatepolicies:Dies", "static", cache=None, jobs=2)
+    assert (result.verdict, result.exit_code) == ("invalid", 3)
+
+
 def test_the_scheduler_of_a_revision_is_the_one_that_runs(suite, tmp_path, monkeypatch):
     """A revision whose prfaas refuses every request, against today's, in one gate."""
     folder = tmp_path / "repository"

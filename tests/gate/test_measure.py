@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from testbed.gate.measure import Job, digest, lambda_max_rps, measure, own_findings
+from testbed.gate.jobs import Job
+from testbed.gate.measure import digest, lambda_max_rps, measure, own_findings
 from testbed.scenario import load
 from testbed.simulate import simulate
 
