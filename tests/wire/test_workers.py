@@ -56,6 +56,8 @@ M = TypeVar("M", bound=AnyMessage)
 class Fleet:
     """Two prefill workers and a decode worker; what each told control."""
 
+    patience_s = PATIENCE_S
+
     def __init__(self, folder: Path) -> None:
         self.secret = "secret"
         self.heard: dict[str, list[AnyMessage]] = {name: [] for name in ROLES}
@@ -65,9 +67,9 @@ class Fleet:
         self._news = asyncio.Event()
         self.ports = {name: (free_port(), free_port()) for name in ROLES}
 
-    def start(self, name: str) -> None:
+    def config(self, name: str) -> Config:
         names = list(ROLES)
-        config = Config(
+        return Config(
             name=name,
             site="pd",
             role=ROLES[name],  # type: ignore[arg-type]
@@ -99,6 +101,9 @@ class Fleet:
             },
             dials=tuple(names[names.index(name) + 1 :]),
         )
+
+    def start(self, name: str) -> None:
+        config = self.config(name)
         path = self._folder / f"{name}.json"
         path.write_text(json.dumps(msgspec.to_builtins(config)))
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -124,7 +129,7 @@ class Fleet:
                 lambda channel, up=up: up.set(),  # type: ignore[misc]
                 lambda node, reason: None,
             )
-            await asyncio.wait_for(up.wait(), PATIENCE_S)
+            await asyncio.wait_for(up.wait(), self.patience_s)
             await self._until(lambda name=name: (self._folder / f"{name}.ready").exists())  # type: ignore[misc]
         t0_ns = time.monotonic_ns()
         for name, role in ROLES.items():
@@ -173,7 +178,7 @@ class Fleet:
         self._news.set()
 
     async def _until(self, holds: Callable[[], object], otherwise: str = "") -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while not holds():
             assert time.monotonic() < deadline, f"{otherwise}: {self.heard} {self._logs()}"
             self._news.clear()
