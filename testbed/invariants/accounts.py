@@ -13,9 +13,7 @@ from testbed.report.window import completed
 from testbed.scheduler.api import PD, PRFAAS
 
 ROUNDING_BYTES: Final = 2.0
-"""A transfer: its bytes are whole."""
-WIRE_SHARE: Final = 0.002
-"""On the wire every piece of a transfer is rounded to whole wall bytes."""
+"""A transfer: its bytes are whole. On the wire each of its pieces is, in wall bytes."""
 
 
 def bytes_conserved(run: Run) -> Finding:
@@ -23,7 +21,7 @@ def bytes_conserved(run: Run) -> Finding:
     requests made there, what local prefills fetched, and what was copied ahead of demand.
 
     Retried and failed requests leave bytes behind that no row has: with them, no less than that has landed.
-    value: landed / made - 1; bound: rounding (2 bytes a transfer; on the wire 0.2 %).
+    value: landed / made - 1; bound: rounding (2 bytes a transfer; on the wire a wall byte a piece besides).
     """
     rows = run.requests
     if run.disturbed:
@@ -37,9 +35,11 @@ def bytes_conserved(run: Run) -> Finding:
     copies = copies[copies["node"].astype(str).str.startswith("pd-")]
     crossed += float(copies["after"].astype(float).sum())
     transfers = int((ok & (away | fetched)).sum()) + len(copies)
-    scale = run.scenario.scale.byte_scale if run.on_wire else 1.0
-    landed = run.summary["link"]["kv_bytes"] / scale
-    slack = transfers * ROUNDING_BYTES + (WIRE_SHARE * crossed if run.on_wire else 0.0)
+    landed, slack = float(run.summary["link"]["kv_bytes"]), transfers * ROUNDING_BYTES
+    if run.on_wire:
+        scale = run.scenario.scale.byte_scale
+        landed /= scale
+        slack += transfers * run.scenario.pieces(run.scenario.deployments[0], "prfaas") / scale
     clean = bool(ok.all()) and bool((rows["attempts"] <= 1).all())
     apart = landed - crossed
     value, bound = (apart / crossed if crossed else 0.0), (slack / crossed if crossed else 0.0)
