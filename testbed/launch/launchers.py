@@ -153,7 +153,12 @@ def _spawn(argv: list[str], state: StateDir, run_id: str, handover_fd: int) -> i
     os.set_inheritable(handover_fd, True)
     path = processes.search_path()
     marks = {"PRFAAS_TESTBED": run_id, "PRFAAS_STATE": str(state.root), "PATH": path, "PYTHONUNBUFFERED": "1"}
-    actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    actions: list[tuple[int, ...]] = [
+        (os.POSIX_SPAWN_DUP2, null, 0),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+    ]
+    actions += [(os.POSIX_SPAWN_CLOSE, one) for one in _inherited() if one != handover_fd]
     try:
         pid = os.posix_spawn(argv[0], argv, {**os.environ, **marks}, file_actions=actions, setsid=True)
     finally:
@@ -161,6 +166,17 @@ def _spawn(argv: list[str], state: StateDir, run_id: str, handover_fd: int) -> i
         os.close(null)
     _started.add(pid)
     return pid
+
+
+def _inherited() -> list[int]:
+    """What this process would hand on beside stdio, such as a lock that it was started under, and that is not ours."""
+    descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+    inherited = []
+    for one in descriptors:
+        with contextlib.suppress(OSError):  # the listing's own
+            if one > 2 and os.get_inheritable(one):
+                inherited.append(one)
+    return inherited
 
 
 def _found(state: StateDir, record: Record, spec: LaunchSpec, name: str) -> Up:

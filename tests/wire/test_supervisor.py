@@ -381,3 +381,19 @@ def test_asyncio_reaches_the_supervisor_too(state: StateDir, make: Callable[...,
 def test_the_control_socket_is_the_users_own(state: StateDir, make: Callable[..., LaunchSpec]) -> None:
     launchers.up(make())
     assert state.supervisor_sock.stat().st_mode & 0o077 == 0
+
+
+def test_a_testbed_holds_nothing_that_its_launcher_was_started_with(
+    state: StateDir, make: Callable[..., LaunchSpec], tmp_path: Path
+) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        launchers.up(make())
+        name = os.readlink(f"/proc/self/fd/{lock.fileno()}")
+        held = [
+            os.readlink(descriptor)
+            for process in processes.find(state.root)
+            for descriptor in Path(f"/proc/{process.id.pid}/fd").iterdir()
+        ]
+    assert held
+    assert name not in held
