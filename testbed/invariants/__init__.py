@@ -2,9 +2,9 @@
 
 Read `finding.py` first (what an invariant is given and what it says), then `check.py` (all of them, in order). Each
 invariant is a function of one `Run`, with its definition in its docstring: `life.py` (requests conserved, stamps in
-their order), `accounts.py` (bytes conserved, Little's law), `work.py` (no idle instance beside its own queue),
-`queues.py` (drained, no starvation), `calm.py` (changes of threshold and roles, no limit cycle), `recovery.py` (after a
-step of the link) and `decisions.py` (deterministic).
+their order), `accounts.py` (bytes conserved), `little.py` (L = lambda W), `work.py` (no idle instance beside its own
+queue), `queues.py` (drained, no starvation), `calm.py` (changes of threshold and roles, no limit cycle), `recovery.py`
+(after a step of the link) and `decisions.py` (deterministic).
 """
 
 from testbed.invariants.check import INVARIANTS, check, judge

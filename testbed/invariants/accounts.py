@@ -1,4 +1,4 @@
-"""Two accounts of the same thing agree: the bytes that requests made and the link carried, and Little's law."""
+"""Two accounts of the same bytes agree: what the requests made, and what the link carried."""
 
 from __future__ import annotations
 
@@ -69,22 +69,3 @@ def _made_otherwise(run: Run) -> str:
                 f"of its {tokens[here[at]]:,.0f} uncached tokens is {due[at]:,.0f}"
             )
     return ""
-
-
-def littles_law(run: Run) -> Finding:
-    """L = lambda W in every stage: the area under the number of requests in it, by the driver's count of messages, is
-    the sum of their sojourns, by the machines' stamps (`testbed.report.little`).
-
-    value: the largest difference, requests; bound: rounding. Where requests were retried or failed, or on the wire,
-    where nobody sees every message, it is not checked.
-    """
-    law = run.summary.get("littles_law")
-    if law is None:
-        return not_checked("littles_law", "on the wire nobody counts what passes between the processes")
-    if law["holds"] is None:
-        return not_checked("littles_law", "requests were retried or did not complete: they leave a stage midway")
-    apart = [abs(one["mean_in_stage"] - one["rate_rps"] * one["mean_sojourn_s"]) for one in law["stages"].values()]
-    value, bound = max(apart), law["tolerance"]
-    if law["holds"]:
-        return held("littles_law", "L = lambda W in every stage", value, bound)
-    return Finding("littles_law", "broken", value, bound, "; ".join(law["problems"]), "invalid")

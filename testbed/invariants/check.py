@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from testbed.invariants.accounts import bytes_conserved, littles_law
+from testbed.invariants.accounts import bytes_conserved
 from testbed.invariants.calm import no_cycle, role_changes, threshold_changes
 from testbed.invariants.decisions import deterministic
 from testbed.invariants.finding import Finding, Run
 from testbed.invariants.life import causal, conserved
+from testbed.invariants.little import littles_law
 from testbed.invariants.queues import drained, not_starved
 from testbed.invariants.recovery import recovered
 from testbed.invariants.work import work_conserved

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pandas as pd
 import pytest
 
 from testbed import simulate as virtual
 from testbed.invariants import INVARIANTS, Finding, Run, Twin, check, judge
 from testbed.invariants.calm import recurrence, turns
+from testbed.invariants.little import littles_law
 from testbed.invariants.queues import bursts
 from testbed.invariants.work import idle_beside
 from testbed.scenario import load, override, shipped
@@ -157,6 +160,24 @@ class TestBreak:
         law = {**run.summary["littles_law"], "holds": False, "problems": ["L is not lambda W"]}
         one = found(replace(run, summary={**run.summary, "littles_law": law}), "littles_law")
         assert (one.status, one.means) == ("broken", "invalid")
+
+    @pytest.mark.parametrize(("lost", "status"), [(0.0, "held"), (0.3, "broken")])
+    def test_littles_law_on_the_wire_by_what_workers_say_they_hold(
+        self, run: Run, tmp_path: Path, lost: float, status: str
+    ) -> None:
+        """lost: the share of what the prefill nodes hold that they do not tell of."""
+        rows, lines = run.requests, []
+        for node in sorted(set(rows["prefill_node"])):
+            its = rows[(rows["prefill_node"] == node).to_numpy()]
+            for t_s in np.arange(0.0, 400.0, 0.5).tolist():
+                count = int(((its["route_s"] <= t_s) & (t_s < its["prefill_end_s"])).sum())
+                told = {"queued_requests": 0, "running_requests": count * (1 - lost)}
+                lines.append({"t_s": t_s, "event": {"type": "Telemetry", "node": node, "t_s": t_s, **told}})
+        (tmp_path / "events.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+        on_wire = replace(run, summary={**run.summary, "clock": "wire"}, folder=tmp_path, twin=None)
+        one = littles_law(on_wire)
+        assert (one.status, one.means) == (status, "invalid")
+        assert one.sentence.startswith("prefill: ")
 
     @pytest.mark.parametrize("first", ["prefill_start_s", "admitted_s"])
     def test_an_instance_that_dawdles_beside_its_queue(self, run: Run, first: str) -> None:
