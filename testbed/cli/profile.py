@@ -8,10 +8,39 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.options import JsonOption
+from testbed.cli.options import JsonOption, PortOption, SetOption
 from testbed.cli.shared import print_json, say
 
 MOST_SPREAD = 0.1
+
+
+def _ran(scenario: str | None, sets: list[str] | None, seed: int, port: int) -> Path:
+    """Results of the scenario on the wire, with another seed; exits as such a run does when it is not valid."""
+    from testbed.cli.shared import run_wire
+    from testbed.scenario import load
+
+    chosen = load(scenario or "", sets or ())
+    if chosen.seed == seed:
+        raise typer.BadParameter(f"{seed} is the scenario's own; a profile is of other requests than those it predicts")
+    chosen = chosen.only(None).model_copy(update={"seed": seed})
+    outcome = run_wire(chosen, port, None, 1, keep=False)
+    say(f"ran {chosen.name} with seed {seed}: {outcome.folder}")
+    if outcome.exit_code:
+        sys.exit(outcome.exit_code)
+    return outcome.folder
+
+
+def _from_run(out: Path, folder: Path, json: bool) -> None:
+    from testbed.calibrate import profiles_of_run
+
+    files = {}
+    for site, text in profiles_of_run(folder).items():
+        files[site] = str(out.with_stem(f"{out.stem}-{site}"))
+        Path(files[site]).write_text(text, encoding="utf-8")
+    if json:
+        print_json({"files": files, "run": str(folder)})
+    else:
+        say("".join(f"wrote {file}\n" for file in files.values()).rstrip())
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -37,6 +66,17 @@ def profile(
         int, typer.Option("--threads", min=1, help="Of a model that computes on the CPU, each kept to a core.")
     ] = 1,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often everything is measured.")] = 7,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="Measure nothing: take the times from the results of a hybrid run."),
+    ] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option("--scenario", metavar="NAME", help="Run it first, with --seed, and take the times from that."),
+    ] = None,
+    sets: SetOption = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of that run; another than the scenario's own.")] = 1000,
+    port: PortOption = 8000,
     force: Annotated[
         bool, typer.Option("--force", help="Write it though the times vary too much, and replace a file.")
     ] = False,
@@ -44,16 +84,26 @@ def profile(
 ) -> None:
     """Measure S_kv, T_prefill and the decode step of a real model on this machine, and write a profile.
 
+    By itself on an idle machine; or, with --scenario or --run, in a testbed under its load, beside all that runs there
+    on the same cores: then a file for each site, FILE-prfaas and FILE-pd.
+
     Exit code 3 when the machine was too busy: half of the times of one thing must lie within 10 % of their median.
     """
-    from testbed.profiling import measure_alone
-
     if backend != "hybrid":
         raise typer.BadParameter(f"{backend!r}: only hybrid computes; use hybrid", param_hint="--backend")
     if out.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter(f"{str(out)!r}: a profile's name ends in .yaml", param_hint="--out")
-    if out.exists() and not force:
-        raise typer.BadParameter(f"{str(out)!r} exists; name another file, or replace it with --force")
+    in_testbed = run is not None or scenario is not None
+    for file in (out.with_stem(f"{out.stem}-{site}") for site in ("prfaas", "pd")) if in_testbed else (out,):
+        if file.exists() and not force:
+            raise typer.BadParameter(f"{str(file)!r} exists; name another file, or replace it with --force")
+    if in_testbed:
+        if run is not None and scenario is not None:
+            raise typer.BadParameter("--run and --scenario are both given; give one")
+        _from_run(out, run or _ran(scenario, sets, seed, port), json)
+        return
+    from testbed.profiling import measure_alone
+
     found = measure_alone(
         out.stem,
         preset,
