@@ -91,7 +91,11 @@ def text_of(
             "source": f"the fit below for {slots} requests of {middle} tokens",
         },
         "decode_slots": {"value": slots, "status": "assumed", "source": "the largest batch that was measured"},
-        "pieces": {"value": pieces, "status": "measured", "source": "a message for each layer"},
+        "pieces": {
+            "value": pieces,
+            "status": "measured",
+            "source": "so many equal pieces leave, in the mean, when the state's bytes do as its layers are computed",
+        },
         "decode_step": {
             "base_s": _figure(step.base_s),
             "per_request_s": _figure(step.per_request_s),

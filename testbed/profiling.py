@@ -82,7 +82,7 @@ def measure_alone(
         kv_bytes=measured.kv_bytes,
         steps=[Step(b, b * length, one.median_s) for (b, length), one in measured.decode.items()],
         slots=max(batches),
-        pieces=config.layers,
+        pieces=measured.pieces,
         source=f"prfaas profile: medians of {rounds} rounds, half of the times within {measured.spread:.1%}",
         measurement=measurement,
     )

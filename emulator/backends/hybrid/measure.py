@@ -21,6 +21,7 @@ from emulator.backends.hybrid.parcel import parcel_bytes
 
 STEPS = 8
 """Decode steps of a round, after one that is not counted."""
+MOST_PIECES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,19 @@ class Timed:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """prefill: by tokens; decode: by requests and tokens of each one's context; kv_bytes: of a state as it crosses, by
-    tokens."""
+    tokens; leaves: when a byte of it may leave, in the mean, as a share of the prefill, by tokens."""
 
     prefill: dict[int, Timed] = field(default_factory=dict)
     decode: dict[tuple[int, int], Timed] = field(default_factory=dict)
     kv_bytes: dict[int, int] = field(default_factory=dict)
+    leaves: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def pieces(self) -> int:
+        """The number of equal pieces, one after each equal part of the prefill, whose bytes leave as late as these do
+        in the mean: of k pieces that is after (k + 1) / 2k of it."""
+        middle = statistics.median(self.leaves.values())
+        return min(range(1, MOST_PIECES + 1), key=lambda k: abs((k + 1) / (2 * k) - middle))
 
     @property
     def spread(self) -> float:
@@ -87,6 +96,7 @@ def measure(
     prefill: dict[int, list[float]] = {length: [] for length in ordered}
     decode: dict[tuple[int, int], list[float]] = {}
     weights: dict[int, int] = {}
+    leaves: dict[int, float] = {}
     for done in range(-1, rounds):  # the first one is a warm-up
         tell(f"round {done + 1} of {rounds}" if done >= 0 else "warm-up")
         for length in ordered:
@@ -95,6 +105,8 @@ def measure(
             model.prefill(prompt[:length], state)
             took_s = now_s() - began_s
             weights[length] = kv_bytes(model.config, state)
+            if done < 0:
+                leaves[length] = _leaves(model, prompt[:length], now_s)
             steps: dict[int, list[float]] = {}
             for batch in sorted(set(batches)):
                 states = [state.clone() for _ in range(batch)]
@@ -111,6 +123,7 @@ def measure(
         {length: Timed(tuple(seconds)) for length, seconds in prefill.items()},
         {key: Timed(tuple(seconds)) for key, seconds in decode.items()},
         weights,
+        leaves,
     )
 
 
@@ -121,3 +134,17 @@ def kv_bytes(config: ModelConfig, state: SequenceState) -> int:
         parts = [one.kept] if isinstance(one, KvState) else [one.memory, one.recent]
         tensors += sum(part.nbytes for part in parts)
     return tensors + parcel_bytes(config, state.tokens, answer=True) - config.state_bytes(state.tokens)
+
+
+def _leaves(model: HybridModel, prompt: Sequence[int], now_s: Callable[[], float]) -> float:
+    """When a byte of the state may leave, in the mean: a full-attention layer's rows while it computes, evenly; all
+    others at their layer's end. A share of the prefill."""
+    ends = [now_s()]
+    model.prefill(prompt, model.empty(), on_layer=lambda layer, state: ends.append(now_s()))
+    sizes = [model.config.layer_bytes(kind, len(prompt)) for kind in model.config.kinds]
+    when = [
+        (start + end) / 2 if kind == "full" else end
+        for kind, (start, end) in zip(model.config.kinds, pairwise(ends), strict=True)
+    ]
+    mean = sum(size * at for size, at in zip(sizes, when, strict=True)) / sum(sizes)
+    return (mean - ends[0]) / (ends[-1] - ends[0])
