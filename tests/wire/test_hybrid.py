@@ -1,0 +1,26 @@
+"""Disaggregated equals monolithic, token by token, on a lossy, delayed link: a part of what `hybrid_exact` measures."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from testbed.launch import namespaces
+
+pytest.importorskip("torch")
+
+REFUSAL = namespaces.refusal() if sys.platform == "linux" else "not Linux"
+pytestmark = [pytest.mark.wire, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
+
+
+def test_tokens_are_those_of_the_model_alone_whatever_goes_on() -> None:
+    from tests.wire.hybrid_exact import exact
+
+    figures = exact(30, seed=7)
+    assert figures.wrong == []
+    assert figures.identical + figures.tolerated == figures.prompts == 30
+    assert figures.tolerated <= 1
+    assert figures.with_prefix_hits > 0
+    assert figures.kills > 0
+    assert figures.refused_states == 0
