@@ -39,7 +39,7 @@ def write_results(
 
 def write_summary(out: Path, summary: dict[str, Any]) -> None:
     """Write summary.json and report.md into `out`."""
-    (out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    (out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY))
     (out / "report.md").write_text(markdown(summary))
 
 
