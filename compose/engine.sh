@@ -21,7 +21,7 @@ install)
     ;;
 base)
     mkdir -p "$folder"
-    mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$folder/base.tar.part"
+    mmdebstrap --quiet --format=tar --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$folder/base.tar.part"
     mv "$folder/base.tar.part" "$folder/base.tar"
     ;;
 start)

@@ -17,6 +17,7 @@ from testbed.launch.containers import built_images, write_configs
 from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir, TestbedError, write_json
 
+PATIENCE = 3.0  # an engine takes a while for each container, and on a busy machine a long one
 STOP_S = 40.0
 IMAGES: Final = {"testbed": "prfaas-testbed", "model": "prfaas-testbed-model", "locust": "prfaas-testbed-locust"}
 """Target of the Dockerfile -> tag."""

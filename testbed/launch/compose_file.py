@@ -30,6 +30,8 @@ URL: Final = "http://127.0.0.1:${PRFAAS_PORT:-8000}"
 LISTEN_FD: Final = 3
 """Where a contained gateway finds the host's listening socket."""
 FIRST_LOOK_S, LOOKS_APART_S = 120, 7
+POLICIES: Final = "/policies"
+"""Where the gateway finds what the launcher's user may import."""
 PROFILES: Final = ("locust", "prometheus", "grafana")
 PAGES: Final = {"locust": 8089, "prometheus": 9090, "grafana": 3000}
 """The port of 127.0.0.1 that a profile's page has."""
@@ -117,6 +119,8 @@ def _process(process: ProcessSpec, topology: Mapping[str, Any]) -> dict[str, Any
     service = _base([*words, "--", *argv], "0:${PRFAAS_GID:-10001}" if process.site == WAN else OWNER)
     service["environment"] = {"PRFAAS_STATE": STATE, **process.env}
     service["volumes"] = [_bound(path, read_only) for path, read_only in _mounts(process)]
+    if (process.config or {}).get("import_path"):  # at a place of its own, as the state directory may lie within it
+        service["volumes"].append({**_bound("${PRFAAS_POLICIES:?}", True), "target": POLICIES})
     if process.cpus:
         service["cpuset"] = ",".join(map(str, process.cpus))
     if process.site == WAN:
@@ -140,8 +144,6 @@ def _mounts(process: ProcessSpec) -> list[tuple[str, bool]]:
     config = process.config or {}
     files = (config.get("profile"), (config.get("model") or {}).get("weights"))
     mounts += [(file, True) for file in files if file is not None and file.startswith("/")]
-    if config.get("import_path"):
-        mounts.append(("${PRFAAS_POLICIES:?}", True))
     return mounts
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from emulator.log import OURS
 from netem.topology import ADDRESSES, TopologySettings, described
 from testbed.launch import engine as engines
-from testbed.launch.compose_file import LISTEN_FD, WAN, service_of
+from testbed.launch.compose_file import LISTEN_FD, POLICIES, WAN, service_of
 from testbed.launch.handover import send_listener
 from testbed.launch.hosting import Change, Ending, Started
 from testbed.launch.spec import LaunchSpec, ProcessSpec
@@ -30,7 +30,6 @@ from testbed.launch.state import StateDir, TestbedError, write_json
 log = logging.getLogger(f"{OURS}.supervisor")
 
 FIRST = 1  # what a container's process sees itself as
-HAND_OVER_S = 20.0
 
 
 @dataclass(slots=True)
@@ -44,6 +43,7 @@ class Containers:
     _services: dict[str, str] = field(default_factory=dict)
     _changed: dict[str, Callable[[Change], None]] = field(default_factory=dict)
     _events: Any = None
+    _handing: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
         """Notice from now on, in the running event loop, when a container ends, and when it is started."""
@@ -89,15 +89,12 @@ class Containers:
         service = service_of(process)
         container = self._container(service)
         self._services[process.name], self._changed[service] = service, changed
-        handing = None
         if process.listens:
             if self.listener is None:
                 raise TestbedError(f"{process.name} asks for the listening socket, but the launcher passed none")
-            handing = asyncio.create_task(asyncio.to_thread(self._hand_over, self._door(), self.listener))
+            self._handing = asyncio.create_task(self._hand_over(self.listener))
             self.listener = None
         await _call(container.start, what=f"{process.name} does not start")
-        if handing is not None:
-            await handing
         await _call(container.reload, what=f"{process.name} is not to be seen")
         return self._seen(container)
 
@@ -131,6 +128,8 @@ class Containers:
 
     async def close(self) -> None:
         """Remove the containers, their networks and the images that were built for them."""
+        if self._handing is not None:
+            self._handing.cancel()
         if self._events is not None:
             self._events.close()
         for told in await asyncio.to_thread(engines.remove, self.engine, built_images(self.state)):
@@ -146,28 +145,20 @@ class Containers:
         elif service.startswith("site-") and isinstance(change, Ending):
             log.error("%s ended: whatever ran in that site has no network any more; prfaas down, prfaas up", service)
 
-    def _door(self) -> socket.socket:
-        """Where the gateway's container asks for the host's socket."""
-        door, path = socket.socket(socket.AF_UNIX), self.state.listener_sock
+    async def _hand_over(self, listener: socket.socket) -> None:
+        """Give the listening socket to the gateway's container, which asks for it, and let go of it."""
+        path = self.state.listener_sock
         path.unlink(missing_ok=True)
-        door.bind(str(path))
-        path.chmod(0o770)
-        door.listen(1)
-        door.settimeout(HAND_OVER_S)
-        return door
-
-    def _hand_over(self, door: socket.socket, listener: socket.socket) -> None:
-        """Give the listening socket to who asks for it first, and let go of it. Raises TestbedError if nobody does."""
-        with door, listener:
-            try:
-                asking, _ = door.accept()
-            except TimeoutError:
-                raise TestbedError(
-                    f"the gateway's container did not ask for the host's socket within {HAND_OVER_S:g} s"
-                ) from None
+        with listener, socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(path))
+            path.chmod(0o770)
+            door.listen(1)
+            door.setblocking(False)
+            asking, _ = await asyncio.get_running_loop().sock_accept(door)
             with asking:
+                asking.setblocking(True)
                 send_listener(asking, listener)
-        self.state.listener_sock.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
     def _container(self, service: str) -> Any:
         if service not in self.made:
@@ -182,6 +173,8 @@ def write_configs(state: StateDir, spec: LaunchSpec) -> None:
             config = dict(process.config)
             if process.listens:
                 config["listen_fd"] = LISTEN_FD
+            if config.get("import_path"):
+                config["import_path"] = [POLICIES]
             if process.site == WAN:
                 config["opens"] = True
             write_json(state.config_file(process.name), config)

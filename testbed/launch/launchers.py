@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, cast
 
@@ -27,9 +27,11 @@ _started: set[int] = set()  # children of this very process, to be reaped by it
 
 
 class Launcher(Protocol):
-    """What a launcher adds, as a module. `STOP_S`: in which its supervisor has stopped all, and left."""
+    """What a launcher adds, as a module. `STOP_S`: in which its supervisor has stopped all, and left. `PATIENCE`: how
+    many times what a specification says its processes may take until they are ready."""
 
     STOP_S: float
+    PATIENCE: float
 
     def prepare(self, state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
         """Whatever can take long or fail, before anything is started: what the supervisor's configuration gets besides.
@@ -116,6 +118,7 @@ def status() -> dict[str, Any]:
 
 def _start(state: StateDir, spec: LaunchSpec, launcher: Launcher, name: str) -> Up:
     argv = launcher.argv()
+    spec = replace(spec, ready_timeout_s=spec.ready_timeout_s * launcher.PATIENCE)
     with open_port(spec.port) as listener:
         state.fresh()
         run_id = secrets.token_hex(4)

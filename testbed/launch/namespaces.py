@@ -13,6 +13,7 @@ from testbed.launch import processes
 from testbed.launch.spec import LaunchSpec
 from testbed.launch.state import StateDir, TestbedError
 
+PATIENCE = 1.0
 STOP_S = 6.0  # the supervisor gives its processes 3
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 

@@ -25,7 +25,7 @@ CONNECTS = """
 import json, socket, sys, time
 address, seconds = (sys.argv[1], int(sys.argv[2])), float(sys.argv[3])
 end, through = time.monotonic() + seconds, []
-while time.monotonic() < end:
+while time.monotonic() < end and not through:
     with socket.socket() as probe:
         probe.settimeout(0.2)
         try:
@@ -52,7 +52,7 @@ def process(name: str) -> dict[str, Any]:
 
 
 def connects(site: str, address: str, port: int, seconds: float) -> list[int]:
-    """When (CLOCK_MONOTONIC ns) a site got through to an address, trying all the time."""
+    """When (CLOCK_MONOTONIC ns) a site first got through to an address, trying all the time; empty if it did not."""
     argv = [sys.executable, "-c", CONNECTS, address, str(port), str(seconds)]
     answer = client.supervisor(timeout_s=seconds + 20).post(
         "/run", {"site": site, "argv": argv, "timeout_s": seconds + 9}
@@ -142,12 +142,12 @@ def test_a_killed_wan_passes_nothing_until_it_is_shaped_again(contained: Contain
     until(lambda: process("agent")["state"] == "dead")
     begun_ns = time.monotonic_ns()
     contained.made[WAN].start()
-    through = connects("prfaas", config["host"], config["metrics_port"], 6.0)
+    through = connects("prfaas", config["host"], config["metrics_port"], 40.0)
     rows = contained.testbed.state.root.joinpath("link-applied.jsonl").read_text().splitlines()[len(before) :]
     shaped = [json.loads(row) for row in rows if json.loads(row)["t_applied_ns"] > begun_ns]
     assert {row["direction"] for row in shaped} == {"to_pd", "to_prfaas"}
     assert through
-    assert min(through) > max(row["t_applied_ns"] for row in shaped)
+    assert through[0] > max(row["t_applied_ns"] for row in shaped)
     counters = client.agent().get("/counters")
     assert all(one["direct_packets"] == 0 for one in counters.values())
 
