@@ -45,31 +45,52 @@ def explain(run: str, request_id: str) -> dict[str, Any]:
 
     Raises RunError for a run or a request that there is not, and for a run that kept no rows.
     """
-    folder = find_run(run)
-    summary = read_summary(folder)
-    row, same_id = _find(_requests(folder), folder, request_id)
-    number = _numbers(row)
-    return {
-        "run": str(folder),
-        **{key: summary[key] for key in ("scenario", "deployment", "policy", "clock")},
-        "knows_future": summary.get("knows_future", False),
-        "request_id": request_id,
-        "same_id": same_id,
-        **{key: str(row[key]) for key in ("status", "error", "error_message", "client_error")},
-        "attempts": int(number("attempts") or 0),
-        "input_tokens": int(row["input_tokens"]),
-        "output_tokens": number("output_tokens"),
-        "output_tokens_asked": int(row["output_tokens_asked"]),
-        "kv_bytes": number("kv_bytes"),
-        "stamps": _stamps(row),
-        "ttft_s": number("ttft_s"),
-        "ttft_parts_s": {part: number(f"ttft_{part}_s") for part in PARTS},
-        "tpot_s": number("tpot_s"),
-        "e2e_s": number("e2e_s"),
-        "decision": _decision(row),
-        "cache": _cache(row, folder),
-        "changes_before": _changes(folder, number("route_s") or number("arrive_s") or number("sched_s") or 0.0),
-    }
+    return Explainer(find_run(run)).tell(request_id)
+
+
+class Explainer:
+    """A run's files, read once, for what there is to say of any of its requests. requests: its request table. Raises
+    RunError, as `explain`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.summary = read_summary(folder)
+        self.requests = _requests(folder)
+        self._events = _events(folder)
+        self._profiles: dict[str, Profile | None] = {}
+
+    def tell(self, request_id: str) -> dict[str, Any]:
+        """`explain` of one of them."""
+        row, same_id = _find(self.requests, self.folder, request_id)
+        number = _numbers(row)
+        return {
+            "run": str(self.folder),
+            **{key: self.summary[key] for key in ("scenario", "deployment", "policy", "clock")},
+            "knows_future": self.summary.get("knows_future", False),
+            "request_id": request_id,
+            "same_id": same_id,
+            **{key: str(row[key]) for key in ("status", "error", "error_message", "client_error")},
+            "attempts": int(number("attempts") or 0),
+            "input_tokens": int(row["input_tokens"]),
+            "output_tokens": number("output_tokens"),
+            "output_tokens_asked": int(row["output_tokens_asked"]),
+            "kv_bytes": number("kv_bytes"),
+            "stamps": _stamps(row),
+            "ttft_s": number("ttft_s"),
+            "ttft_parts_s": {part: number(f"ttft_{part}_s") for part in PARTS},
+            "tpot_s": number("tpot_s"),
+            "e2e_s": number("e2e_s"),
+            "decision": _decision(row),
+            "cache": _cache(row, self._profile),
+            "changes_before": _changes(
+                self._events, number("route_s") or number("arrive_s") or number("sched_s") or 0.0
+            ),
+        }
+
+    def _profile(self, site: str) -> Profile | None:
+        if site not in self._profiles:
+            self._profiles[site] = _profile(self.folder, site)
+        return self._profiles[site]
 
 
 def _requests(folder: Path) -> pd.DataFrame:
@@ -144,8 +165,11 @@ def _decision(row: pd.Series) -> dict[str, Any] | None:
     }
 
 
-def _cache(row: pd.Series, folder: Path) -> dict[str, Any] | None:
-    """Where its cached prefix came from and what that saved; None when nothing was meant to be reused, or was."""
+def _cache(row: pd.Series, profile_of: Callable[[str], Profile | None]) -> dict[str, Any] | None:
+    """Where its cached prefix came from and what that saved; None when nothing was meant to be reused, or was.
+
+    profile_of: a site's profile, where it can still be found.
+    """
     number = _numbers(row)
     used, to_compute = int(number("cached_tokens") or 0), number("prefill_tokens")
     meant = int(row["input_tokens"] - to_compute) if to_compute and row["prefill_node"] else 0
@@ -158,8 +182,8 @@ def _cache(row: pd.Series, folder: Path) -> dict[str, Any] | None:
         "saved_s": None,
         "saved_kv_bytes": None,
     }
-    profile = _profile(folder, str(row["prefill_site"]))
-    if profile is not None and used:
+    profile = profile_of(str(row["prefill_site"])) if used else None
+    if profile is not None:
         total = int(row["input_tokens"])
         found["saved_s"] = profile.t_prefill(total) - profile.t_prefill(total - used)
         found["saved_kv_bytes"] = profile.s_kv(total) - profile.s_kv(total - used)
@@ -175,15 +199,20 @@ def _profile(folder: Path, site: str) -> Profile | None:
         return None
 
 
-def _changes(folder: Path, until_s: float) -> list[dict[str, Any]]:
-    """The latest change of each kind and node before a time, in their order."""
+def _events(folder: Path) -> list[dict[str, Any]]:
+    """The events of the timeline that may bear on a request, in their order."""
     path = folder / "timeline.csv"
     if not path.is_file():
         return []
     table = pd.read_csv(path, keep_default_na=False, dtype="str", usecols=lambda name: name in _COLUMNS)
-    rows = table[table["event"].isin(EVENTS) & (table["direction"] != "to_prfaas")]
+    rows = table[table["event"].isin(EVENTS) & (table["direction"] != "to_prfaas")].to_dict("records")
+    return [{str(column): value for column, value in row.items()} for row in rows]
+
+
+def _changes(events: list[dict[str, Any]], until_s: float) -> list[dict[str, Any]]:
+    """The latest change of each kind and node before a time, in their order."""
     latest: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in rows.to_dict("records"):
+    for one in events:
         at_s = float(one["t_s"])
         if at_s <= until_s:
             latest.pop((one["event"], one["node"]), None)

@@ -171,7 +171,9 @@ def amount(objective: Objective | ObjectiveResult, effect: float | None) -> str:
     """An effect for people: `+5.2 %`, `-0.013 share`, `?` where there is none."""
     if effect is None:
         return "?"
-    return f"{effect * 100:+.2g} %" if objective.relative else f"{effect:+.3g} {objective.unit}".rstrip()
+    if objective.relative:
+        return f"{effect:+.0%}".replace("%", " %") if abs(effect) >= 1 else f"{effect * 100:+.2g} %"
+    return f"{effect:+.3g} {objective.unit}".rstrip()
 
 
 def _sentence(objective: Objective, verdict: Verdict, effect: float | None, interval: Interval, n: int) -> str:

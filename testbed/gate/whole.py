@@ -53,9 +53,10 @@ def gate(
     """Compare two policies under a suite. Raises ScenarioError, TraceError and ModelError for what cannot be run.
 
     cache: the folder in which runs are kept, None for none. out: where each scenario's middle seed is written as a
-    results folder an arm, and the result; None for nowhere. jobs: processes, one a core unless given. a_a: the
-    candidate is the baseline, under disjoint seeds. bring_up: makes testbeds, for a suite with scenarios on the wire.
-    on_run: told of every run: the scenarios that are open, how many runs have ended, and of how many that are begun.
+    results folder an arm, the result, and its reports; None for nowhere. jobs: processes, one a core unless given.
+    a_a: the candidate is the baseline, under disjoint seeds. bring_up: makes testbeds, for a suite with scenarios on
+    the wire. on_run: told of every run: the scenarios that are open, how many runs have ended, and of how many that are
+    begun.
     """
     started_s = time.monotonic()
     with ExitStack() as stack:
@@ -64,7 +65,7 @@ def gate(
         second = first if a_a else resolve(candidate, "--candidate", scratch)
         kept = Cache(cache)
         if not a_a and first.identity == second.identity:
-            return _same_code(suite, first, second, time.monotonic() - started_s).keep(out)
+            return _kept(_same_code(suite, first, second, time.monotonic() - started_s), out)
         comparison = Gate(suite, first, second, kept, a_a=a_a, seed=seed, on_run=on_run)
         environments = [first.environment, second.environment]
         pool = stack.enter_context(Pool(environments, jobs or len(os.sched_getaffinity(0))))
@@ -96,7 +97,16 @@ def gate(
             memory_bytes=pool.most_bytes,
         )
         result = _whole(suite, first, second, scenarios, notes, totals, a_a=a_a)
-    return result.keep(out)
+    return _kept(result, out)
+
+
+def _kept(result: GateResult, out: Path | None) -> GateResult:
+    """The result, and its reports, in `out`."""
+    if out is not None:
+        from testbed.gate.report.write import write_gate
+
+        write_gate(result.keep(out), out)
+    return result
 
 
 def _whole(

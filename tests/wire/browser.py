@@ -1,4 +1,4 @@
-"""A page in Debian's Chromium without a screen, driven over the DevTools protocol: what the live page's tests need.
+"""A page in Debian's Chromium without a screen, driven over the DevTools protocol: for tests of pages.
 
 Console messages, exceptions and failed loads are kept; keys are pressed as a keyboard presses them.
 """
@@ -24,7 +24,7 @@ import aiohttp
 
 CHROMIUM = shutil.which("chromium")
 PATIENCE_S = 30.0
-KEYS = {"Tab": 9, "Enter": 13, " ": 32, "Escape": 27}
+KEYS = {"Tab": 9, "Enter": 13, " ": 32, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--mute-audio",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
@@ -125,7 +125,7 @@ class Page:
                 self.problems.append(f"log: {told['entry']['text']} {told['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
                 url = told["request"]["url"]
-                if not url.startswith(("http://127.0.0.1", "http://localhost", "data:", "about:")):
+                if not url.startswith(("http://127.0.0.1", "http://localhost", "data:", "about:", "file:")):
                     self.problems.append(f"asked another host: {url}")
 
 
