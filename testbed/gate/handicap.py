@@ -24,7 +24,9 @@ class Handicap(Prfaas):
             return decision
         site = view.nodes[decision.prefill_node].site
         worst = max(view.prefill(site), key=lambda node: node.queued_s)
-        return decision._replace(prefill_node=worst.name)
+        if worst.name == decision.prefill_node:
+            return decision
+        return decision._replace(prefill_node=worst.name, cached_tokens=request.hits.get(worst.name, 0), cache_node="")
 
 
 class Lighter(Handicap):
