@@ -22,8 +22,10 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the process: compiled modules are those of the scheduler that is installed."""
-        return {} if self.scheduler is None else {"PRFAAS_PURE": "1"}
+        """For the process: one thread, since processes are what there is one of a core; and compiled modules are those of
+        the scheduler that is installed."""
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return threads if self.scheduler is None else {**threads, "PRFAAS_PURE": "1"}
 
     def enter(self) -> None:
         """Make this process's imports so. Raises RuntimeError when a scheduler was imported before."""
