@@ -209,7 +209,7 @@ def invariants(one: ScenarioResult) -> Table:
     ordered = sorted(one.invariants, key=lambda found: (not found.worse, not found.candidate_broken, not found.checked))
     return Table(
         title="Invariants",
-        columns=[("invariant", False), ("", False), ("worst", True), ("bound", True), ("what was found", False)],
+        columns=[("invariant", False), ("outcome", False), ("worst", True), ("bound", True), ("what was found", False)],
         rows=[_invariant(found) for found in ordered],
         note="What has to hold in every run; what the scenario does not promise is only shown. The worst is the "
         "candidate's, else the baseline's.",

@@ -8,7 +8,7 @@ const QUEUES = [["waiting_pd", "waits for prefill, pd", "pd"], ["waiting_prfaas"
   ["sending", "KV on its way", "sending"], ["admitting", "waits for a slot", "admitting"]];
 const ROLES = [["prefill, prfaas", "prfaas"], ["prefill, pd", "pd"], ["decode, pd", "sending"]];
 const TICKS = [-2, -1, 0, 1, 2, 3].flatMap(power => [1, 3].map(one => +(one * 10 ** power).toPrecision(1)));
-const NARROW = 760, PANEL = 150, TOP = 34, BOTTOM = 44;
+const NARROW = 760, PANEL = 150, TOP = 8, BOTTOM = 44;
 
 const narrow = () => innerWidth <= NARROW;
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -24,9 +24,10 @@ function axis(more) {
 function layout(height, more) {
   return { height, margin: { l: 52, r: 14, t: TOP, b: BOTTOM }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink("soft"), size: 12, family: "system-ui, sans-serif" }, hoverlabel: { bgcolor: ink("card"), bordercolor: ink("edge"), font: { color: ink("ink") } },
-    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 12 } }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     hovermode: "x unified", ...more };
 }
+const armKeys = names => names.map((name, i) => ({ name, ink: ARM_INKS[i], dash: ARM_DASH[i] }));
 // Of a distribution: the value that a share of all does not exceed.
 function quantile(ttft, share) {
   const at = ttft.share.findIndex(one => one >= share);
@@ -49,7 +50,7 @@ function distributionChart(names, charts) {
     shapes.push({ type: "line", x0: charts.slo_s, x1: charts.slo_s, yref: "paper", y0: 0, y1: 1, line: { color: ink("slo"), width: 1, dash: "dot" } });
     annotations.push({ x: Math.log10(charts.slo_s), xref: "x", y: 4, text: `SLO ${tidy(charts.slo_s)} s`, showarrow: false, xanchor: "left", font: { size: 11, color: ink("slo") } });
   }
-  return { title: "TTFT: how many requests wait no longer", traces, at: QUANTILES,
+  return { title: "TTFT: how many requests wait no longer", traces, at: QUANTILES, keys: armKeys(names),
     layout: layout(300, { hovermode: "closest", shapes, annotations, xaxis: axis({ type: "log", title: "TTFT, s (logarithmic)", tickvals: TICKS, ticktext: TICKS.map(String) }), yaxis: axis({ title: "% of requests", range: [0, 101] }) }),
     say: share => `${share * 100} % of requests wait at most: ` + arms.map((arm, i) => `${names[i]} ${tidy(quantile(arm.ttft, share))} s`).join(", ") };
 }
@@ -61,8 +62,8 @@ function partsChart(names, charts) {
   const unique = order.map((row, at) => label(row) + "\u200b".repeat(at)); // bars of one name would be one bar
   const traces = PARTS.map((part, i) => ({ type: "bar", orientation: "h", name: part, y: unique, x: order.map(row => row.parts[part]),
     marker: { color: ink(PART_INKS[i]) }, hovertemplate: `${part} %{x:.3g} s<extra></extra>` }));
-  return { title: "TTFT: its parts, means", traces, at: order,
-    layout: layout(300, { barmode: "stack", hovermode: "closest", bargap: 0.35, xaxis: axis({ title: "s" }), yaxis: axis({}), legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", entrywidth: 62, font: { size: 11 } } }),
+  return { title: "TTFT: its parts, means", traces, at: order, keys: PARTS.map((name, i) => ({ name, ink: PART_INKS[i], bar: true })),
+    layout: layout(300, { barmode: "stack", hovermode: "closest", bargap: 0.35, xaxis: axis({ title: "s" }), yaxis: axis({}) }),
     say: row => `${names[row.i]}, ${row.which}: ` + PARTS.map(part => `${part} ${tidy(row.parts[part])}`).join(", ") + " s" };
 }
 
@@ -74,7 +75,7 @@ function loadChart(names, charts) {
     hovertemplate: "%{y:.3g} s" }));
   const shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: load.slo_ttft_p90_s, y1: load.slo_ttft_p90_s, line: { color: ink("slo"), width: 1, dash: "dot" } }];
   const annotations = [{ xref: "paper", x: 0, xanchor: "left", y: Math.log10(load.slo_ttft_p90_s), yanchor: "bottom", text: `SLO ${tidy(load.slo_ttft_p90_s)} s`, showarrow: false, font: { size: 11, color: ink("slo") } }];
-  return { title: "P90 TTFT against load, means over seeds", traces, at: load.rates_rps.map((_, i) => i),
+  return { title: "P90 TTFT against load, means over seeds", traces, at: load.rates_rps.map((_, i) => i), keys: armKeys(names),
     layout: layout(300, { shapes, annotations, xaxis: axis({ title: "offered, requests/s" }), yaxis: axis({ type: "log", title: "P90 TTFT, s" }) }),
     say: i => `at ${tidy(load.rates_rps[i])} requests/s: ` + lines.map((y, k) => `${names[k]} ${tidy(y[i])} s`).join(", ") };
 }
@@ -86,7 +87,7 @@ function seedsChart(names, charts) {
   const traces = rows.map((row, i) => ({ x: row.seeds.map((_, k) => k + 1), y: row.changes, name: escaped(row.name), mode: "markers",
     marker: { color: ink(inks[i % 4]), size: 7, symbol: ["circle", "diamond", "square", "cross"][i % 4] }, hovertemplate: "%{y:+.2g} × what counts" }));
   const shapes = [{ type: "rect", xref: "paper", x0: 0, x1: 1, y0: -1, y1: 1, fillcolor: ink("grid"), line: { width: 0 }, layer: "below" }];
-  return { title: "Seed by seed: the change, in units of what counts", traces, at: rows[0].seeds.map((_, i) => i),
+  return { title: "Seed by seed: the change, in units of what counts", traces, at: rows[0].seeds.map((_, i) => i), keys: rows.map((row, i) => ({ name: row.name, ink: inks[i % 4], bar: true })),
     layout: layout(300, { shapes, xaxis: axis({ title: "seeds, in the order in which they were run" }), yaxis: axis({ title: "worse ← → better", zeroline: true }) }),
     say: i => `seed ${rows[0].seeds[i]}: ` + rows.map(row => `${row.name} ${tidy(row.changes[i])}`).join(", ") + " times what counts" };
 }
@@ -104,7 +105,7 @@ function timeChart(names, charts) {
   const panels = every.filter(panel => known(panel).length);
   const highest = panel => known(panel).reduce((most, one) => Math.max(most, one), 0) || 1;
   const columns = narrow() ? 1 : arms.length, rows = panels.length * (narrow() ? arms.length : 1);
-  const traces = [], more = {}, annotations = [], gapX = 0.06, gapY = 0.12, said = new Set();
+  const traces = [], more = {}, annotations = [], keys = [], gapX = 0.06, gapY = 0.12;
   const end = Math.max(...arms.map(arm => arm.time.t_s.at(-1) || 0));
   panels.forEach((panel, p) => arms.forEach((arm, a) => {
     const row = narrow() ? p * arms.length + a : p, column = narrow() ? 0 : a, index = p * arms.length + a + 1, id = index === 1 ? "" : index;
@@ -117,16 +118,15 @@ function timeChart(names, charts) {
     for (const [key, name, colour, shape, dash] of panel.lines) {
       const from = panel.roles ? arm.roles : arm.time;
       if (!from[key] || !from[key].some(one => one !== null)) continue;
-      traces.push({ x: from.t_s, y: from[key], name, legendgroup: name, showlegend: !said.has(name), mode: "lines", xaxis: "x" + id, yaxis: "y" + id,
+      traces.push({ x: from.t_s, y: from[key], name, mode: "lines", xaxis: "x" + id, yaxis: "y" + id,
         line: { shape: panel.roles ? "hv" : "vh", color: ink(colour), width: 1.6, dash: dash || "solid" }, hovertemplate: "%{y:.4g}" });
-      said.add(name);
+      if (!keys.some(one => one.name === name)) keys.push({ name, ink: colour, dash });
     }
   }));
   const steps = Array.from({ length: 61 }, (_, i) => end * i / 60);
   const events = arms.flatMap((arm, a) => arm.events.map(one => ({ ...one, arm: names[a] })));
   return { title: "Over time: link, threshold, queues, roles", wide: true, traces, at: steps,
-    layout: layout((narrow() ? 160 : 60) + BOTTOM + rows * PANEL, { ...more, annotations, showlegend: true, legend: { orientation: "h", x: 0, y: 1.005, yanchor: "bottom", font: { size: 11 } },
-      margin: { l: 46, r: 10, t: narrow() ? 160 : 60, b: BOTTOM } }),
+    layout: layout(BOTTOM + rows * PANEL, { ...more, annotations, margin: { l: 46, r: 10, t: 4, b: BOTTOM } }), keys,
     cursor: at => Object.keys(more).filter(key => key.startsWith("xaxis")).map(key => ({ type: "line", xref: key.replace("axis", ""), yref: key.replace("xaxis", "y") + " domain", x0: at, x1: at, y0: 0, y1: 1, line: { color: ink("focus"), width: 1 } })),
     say: at => `at ${tidy(at)} s: ` + arms.map((arm, a) => {
       const bin = before(arm.time.t_s, at), told = [["applied_gbps", "link", "Gbps"], ["threshold_k", "threshold", "K tokens"], ["waiting_pd", "waiting for pd", ""], ["waiting_prfaas", "for prfaas", ""]];
@@ -145,6 +145,7 @@ function draw(section) {
   }
   host.dataset.small = host.querySelectorAll("figure:not(.wide)").length;
   for (const plot of host.querySelectorAll(".plot")) Plotly.Plots.resize(plot);
+  performance.mark("drawn");
   section.dataset.drawn = narrow() ? "narrow" : "wide";
 }
 
@@ -156,7 +157,7 @@ function show(host, chart) {
   plot.tabIndex = 0;
   plot.setAttribute("role", "img");
   plot.setAttribute("aria-label", `${chart.title}. The left and right arrow keys read values, Escape shows all of it again.`);
-  figure.append(caption, plot, said);
+  figure.append(caption, keysOf(chart.keys), plot, said);
   if (chart.events && chart.events.length) figure.append(eventList(chart.events));
   host.append(figure);
   Plotly.newPlot(plot, chart.traces, chart.layout, { displayModeBar: false, responsive: true });
@@ -178,6 +179,19 @@ function show(host, chart) {
   });
 }
 
+function keysOf(keys) {
+  const box = document.createElement("p");
+  box.className = "keys";
+  for (const { name, ink, dash, bar } of keys) {
+    const key = document.createElement("span"), mark = document.createElement("i");
+    mark.style.borderColor = `var(--${ink})`;
+    mark.className = bar ? "bar" : dash && dash !== "solid" ? "dashed" : "";
+    key.append(mark, name);
+    box.append(key);
+  }
+  return box;
+}
+
 function eventList(events) {
   const box = document.createElement("details"), summary = document.createElement("summary"), list = document.createElement("ul");
   summary.textContent = `What the scheduler and the nodes did besides: ${events.length} events`;
@@ -193,8 +207,9 @@ function eventList(events) {
 const sections = [...document.querySelectorAll("details.scenario")];
 for (const section of sections) {
   section.addEventListener("toggle", () => { if (section.open && !section.dataset.drawn) draw(section); });
-  if (section.open) draw(section);
 }
+// The words are there before the charts are.
+addEventListener("load", () => setTimeout(() => sections.filter(section => section.open && !section.dataset.drawn).forEach(draw)));
 const again = () => sections.forEach(section => { if (section.open && section.dataset.drawn) draw(section); else delete section.dataset.drawn; });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 addEventListener("resize", () => { if (sections.some(section => section.dataset.drawn && section.dataset.drawn !== (narrow() ? "narrow" : "wide"))) again(); });

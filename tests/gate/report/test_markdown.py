@@ -16,7 +16,8 @@ def text(result, folder):
 
 def test_the_verdict_is_the_first_line(text):
     assert text.splitlines()[0] == (
-        "## 🔴 Worse: mine:HalfAway is worse than git:HEAD\\~1 in 3 of 7 objectives in 4 scenarios and breaks 1 promise that the baseline keeps."
+        "## 🔴 Worse: mine:HalfAway is worse than git:HEAD\\~1 "
+        "in 3 of 7 objectives in 4 scenarios and breaks 1 promise that the baseline keeps."
     )
 
 

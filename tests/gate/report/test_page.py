@@ -47,7 +47,8 @@ def text(result: GateResult, folder: Path) -> str:
 def test_the_verdict_comes_first_in_one_sentence(text):
     seen = Seen(text)
     assert seen.texts["h1"] == [
-        "Worse: mine:HalfAway is worse than git:HEAD~1 in 3 of 7 objectives in 4 scenarios and breaks 1 promise that the baseline keeps."
+        "Worse: mine:HalfAway is worse than git:HEAD~1 "
+        "in 3 of 7 objectives in 4 scenarios and breaks 1 promise that the baseline keeps."
     ]
     first = text.index("<h1>")
     assert all(first < text.index(what) for what in ("<table>", "<svg", "<details"))
