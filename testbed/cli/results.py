@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import print_json, prints_aside, say
+from testbed.cli.shared import new_folder, print_json, prints_aside, say
 
-report_app = typer.Typer(help="What a run's results say, again.", no_args_is_help=True)
+
+class OfRuns(TyperGroup):
+    """`report RUN...` is `report runs RUN...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = ["runs", *args]
+        return super().parse_args(ctx, args)
+
+
+report_app = typer.Typer(
+    cls=OfRuns, help="Pages of what results say: prfaas report RUN..., or of a gate; report link.", no_args_is_help=True
+)
 
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="A results folder, or its name in results/.")]
 
@@ -59,6 +72,34 @@ def replay_decisions(
     else:
         show_instead(result)
     raise typer.Exit(0 if result.get("agree", True) else 1)
+
+
+@report_app.command("runs")
+def report_runs(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Results folders, or their names in results/; or that of a gate."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where the report goes: results/<time>-report, of one run its own."),
+    ] = None,
+    unlike: Annotated[
+        bool, typer.Option("--unlike", help="Compare runs that differ in more than their policy, and say so.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare runs, the first with all others, or look at one: report.html, and report.md for a comment."""
+    from testbed.gate.report.write import PAGE, report
+
+    def folder() -> Path:
+        return new_folder(out, "report")
+
+    made, data = report(runs, out, folder, unlike=unlike)
+    if json:
+        print_json({**data, "report": str(made / PAGE)})
+    else:
+        typer.echo(f"report: {made / PAGE}")
 
 
 @report_app.command("link")

@@ -65,7 +65,7 @@ def _section(section: Section) -> str:
         if requests.told:
             told = [
                 f"- **{plain(one.request_id)}**"
-                + ("" if one.was_s is None else f" (in the baseline {one.was_s:.2f} s)")
+                + ("" if one.was_s is None else f" (in {plain(requests.beside)} {one.was_s:.2f} s)")
                 + f": {plain(' '.join(one.sentences))}"
                 for one in requests.told
             ]

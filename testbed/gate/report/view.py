@@ -57,11 +57,12 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Some of them, under one heading."""
+    """Some of them, under one heading. beside: what `was_s` is of."""
 
     title: str
     note: str
     told: list[Told]
+    beside: str = "the baseline"
 
 
 @dataclass(frozen=True, slots=True)
