@@ -37,7 +37,7 @@ class Model(Part):
     def _can_be(self) -> Model:
         try:
             preset(self.preset, **self.changes)
-        except (ModelError, TypeError) as error:
+        except ModelError as error:
             raise ValueError(str(error)) from None
         return self
 

@@ -360,6 +360,7 @@ class Session:
             "kv_landed_bytes": dict(kv),
             "wire_landed_bytes": dict(wire),
             "refused_frames": sum(told.refused_frames for told in self.telemetry.values()),
+            "refused_states": sum(told.refused_states for told in self.telemetry.values()),
             "late_p99_s": max((told.late_p99_s for told in self.telemetry.values()), default=0.0),
             "late_max_s": max((told.late_max_s for told in self.telemetry.values()), default=0.0),
             "retransmits": sum(

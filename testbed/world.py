@@ -378,6 +378,7 @@ class World:
             outbox_bytes=scenario.transport.outbox_bytes,
             pool=pool,
             token_base=self._token_base(index),
+            sends_whole=scenario.backend == "hybrid",
         )
 
     def _token_base(self, index: int) -> int:

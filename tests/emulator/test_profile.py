@@ -62,8 +62,8 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 
 
 # The shipped profiles
-def test_the_shipped_profiles_are_the_case_study_the_toy_and_table_3() -> None:
-    assert set(shipped_profiles()) == {*TIMING, *TABLE_3_GBPS}
+def test_the_shipped_profiles_are_the_case_study_the_toy_table_3_and_what_was_measured_of_a_model() -> None:
+    assert set(shipped_profiles()) == {*TIMING, *TABLE_3_GBPS, "hybrid-tiny"}
 
 
 @pytest.mark.parametrize(("tokens", "mib"), [(K, 190.8), (8 * K, 308.9), (32 * K, 701.3), (128 * K, 2316.3)])

@@ -155,6 +155,7 @@ class Run:
                 await asyncio.gather(*around, return_exceptions=True)
             status = await self.status(http)
         self.figures.role_changes = sum(one["kind"] == "joined" for one in status["session"]["changes"])
+        self.figures.refused_states = status["session"]["refused_states"]
         self.figures.tried_again = dict(self.again)
         self.figures.wall_s = round(time.monotonic() - began_s, 1)
 

@@ -7,16 +7,13 @@ import sys
 import pytest
 
 from testbed.launch import namespaces
-
-pytest.importorskip("torch")
+from tests.wire.hybrid_exact import exact
 
 REFUSAL = namespaces.refusal() if sys.platform == "linux" else "not Linux"
 pytestmark = [pytest.mark.wire, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
 
 
 def test_tokens_are_those_of_the_model_alone_whatever_goes_on() -> None:
-    from tests.wire.hybrid_exact import exact
-
     figures = exact(30, seed=7)
     assert figures.wrong == []
     assert figures.identical + figures.tolerated == figures.prompts == 30

@@ -65,7 +65,7 @@ class ModelConfig:
             value = getattr(self, field.name)
             if field.name in ("name", "pattern", "attention", "rope_dim"):
                 continue
-            if isinstance(value, bool) or not value > 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ModelError(f"{field.name}: {value!r}: give a number above 0")
         if self.attention not in ("mla", "gqa"):
             raise ModelError(f"attention: {self.attention!r}: use mla or gqa")
