@@ -22,8 +22,8 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the process: one thread, as there is a process a core; and compiled modules are those of the scheduler that
-        is installed."""
+        """For the process: one thread, as there is a process a core; compiled modules are of the scheduler that is
+        installed."""
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return threads if self.scheduler is None else {**threads, "PRFAAS_PURE": "1"}
 
