@@ -9,52 +9,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import shutil
 import threading
 import time
-from functools import cache
-from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
-from testbed.gate.environment import SCHEDULER
+from testbed.gate.fingerprints import code_sha256, host, sha256_of
 from testbed.gate.jobs import Job, Measured
-from testbed.sources import sources
 
 KEEP_DAYS: Final = 30.0
 """Runs of testbeds that nobody has used for so long are thrown away."""
-
-
-@cache
-def code_sha256() -> str:
-    """Of what a run depends on besides the policy: all code of ours that it imports but the scheduler's, and the
-    profiles."""
-    whole = hashlib.sha256()
-    for name, source in sources("testbed.gate.measure").items():
-        if not name.startswith(SCHEDULER):
-            whole.update(f"{name}\0".encode() + hashlib.sha256(source).digest())
-    for profile in sorted(resources.files("emulator").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
-        whole.update(profile.read_bytes())
-    return whole.hexdigest()
-
-
-@cache
-def host() -> dict[str, str]:
-    """What the arithmetic of virtual time depends on."""
-    return {
-        "python": platform.python_version(),
-        "arch": platform.machine(),
-        "libc": " ".join(platform.libc_ver()),
-        **{name: metadata.version(name) for name in ("numpy", "pandas")},
-    }
-
-
-def sha256_of(value: Any) -> str:
-    """Of JSON-ready data."""
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def default_folder() -> Path:

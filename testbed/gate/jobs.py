@@ -23,5 +23,6 @@ class Job:
 
 Measured = dict[str, Any]
 """What is known of a run, JSON-ready: `status` and `reasons` (the verdict), `summary` (as far as objectives look),
-`findings` (invariants: name, status, value, bound, sentence, promised), `trace_sha256`, `digest`, `requests`, `wall_s`;
-of one at several rates `load` (rates_rps, ttft_p90_s) too."""
+`findings` (invariants: name, status, value, bound, sentence, promised), `like` (`testbed.gate.fingerprints`; None of
+a run that did not end), `digest`, `requests`, `wall_s`; of one at several rates `load` (rates_rps, ttft_p90_s)
+too."""

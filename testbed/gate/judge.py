@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from testbed.gate.fingerprints import ALIKE
 from testbed.gate.jobs import Measured
 from testbed.gate.result import Interval, InvariantResult, ObjectiveResult, Verdict
 from testbed.gate.statistics import (
@@ -27,8 +28,6 @@ from testbed.gate.statistics import (
 )
 from testbed.gate.suite import Objective
 from testbed.scenario_data import ScenarioError, did_you_mean
-
-ALIKE: Final = ("scenario_sha256", "trace_sha256", "host_sha256", "code_sha256")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from testbed.gate.fingerprints import like
 from testbed.gate.jobs import Job, Measured
 from testbed.gate.suite import LAMBDA_MAX
 from testbed.points import OVERLOADED, backlog_growth
@@ -36,7 +37,8 @@ def measure(job: Job) -> Measured:
         measured = measured_of(result)
     else:
         measured = _at_rates(job) if job.rates_rps else measured_of(simulate(job.scenario))
-    return {**measured, "wall_s": time.perf_counter() - started_s}
+    same = like(job.scenario, job.rates_rps, measured.pop("trace_sha256"))
+    return {**measured, "like": same, "wall_s": time.perf_counter() - started_s}
 
 
 def measured_of(result: Result) -> Measured:

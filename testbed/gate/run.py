@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from testbed.gate.arms import Arm
-from testbed.gate.cache import Cache, code_sha256, host, sha256_of
+from testbed.gate.cache import Cache
+from testbed.gate.fingerprints import scenario_sha256
 from testbed.gate.jobs import Job, Measured
 from testbed.gate.judge import Pair, differences, judge_invariants, read, refuse_unlike, tell, together
 from testbed.gate.pool import Died, Pool, WorkerError
@@ -60,9 +61,7 @@ class Course:
     @property
     def sha256(self) -> str:
         """Of what is run, but for policy and seed."""
-        data = self.scenario.data()
-        del data["deployments"][0]["policy"], data["seed"]
-        return sha256_of([data, list(self.rates_rps)])
+        return scenario_sha256(self.scenario, self.rates_rps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +186,10 @@ class Gate:
         """The pairs of runs so far. Raises ScenarioError for unlike ones."""
         out = []
         for i, (was, now) in enumerate(zip(course.runs["baseline"], course.runs["candidate"], strict=True)):
-            ended = was.measured["trace_sha256"] is not None and now.measured["trace_sha256"] is not None
-            if ended and not self.apart:
-                what = f"scenario {course.compared.name}"
-                refuse_unlike(self._like(course, was.measured), self._like(course, now.measured), what)
+            if not self.apart and was.measured["like"] is not None and now.measured["like"] is not None:
+                refuse_unlike(was.measured["like"], now.measured["like"], f"scenario {course.compared.name}")
             out.append(Pair(self.first + i, was.measured, now.measured))
         return out
-
-    def _like(self, course: Course, measured: Measured) -> dict[str, str]:
-        return {
-            "scenario_sha256": course.sha256,
-            "trace_sha256": measured["trace_sha256"],
-            "host_sha256": sha256_of(host()),
-            "code_sha256": code_sha256(),
-        }
 
     def result(self, course: Course) -> ScenarioResult:
         """What is to be said of a scenario that has ended."""
@@ -253,7 +242,7 @@ def _died(step: Step, died: Died) -> Measured:
     }
     status = "failed" if step.arm == "candidate" else "invalid"
     known = {"status": status, "reasons": [sentence], "summary": None, "findings": [ends]}
-    return {**known, "trace_sha256": None, "digest": "", "requests": 0, "wall_s": 0.0}
+    return {**known, "like": None, "digest": "", "requests": 0, "wall_s": 0.0}
 
 
 def _size(job: Job) -> float:
@@ -269,7 +258,7 @@ def _ref(arm: ArmName, seed: int, done: Done) -> RunRef:
         reasons=measured["reasons"],
         cached=done.cached,
         wall_s=0.0 if done.cached else measured["wall_s"],
-        trace_sha256=measured["trace_sha256"] or "",
+        trace_sha256="" if measured["like"] is None else measured["like"]["trace_sha256"],
         digest=measured["digest"],
     )
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from testbed.gate.arms import Arm, resolve
 from testbed.gate.artefacts import keep_artefacts
-from testbed.gate.cache import Cache, code_sha256, host, sha256_of
+from testbed.gate.cache import Cache
+from testbed.gate.fingerprints import code_sha256, host, sha256_of
 from testbed.gate.judge import METHOD, amount, together
 from testbed.gate.pool import Pool
 from testbed.gate.result import (

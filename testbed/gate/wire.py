@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from testbed.gate.fingerprints import like
 from testbed.gate.jobs import Measured
 from testbed.gate.measure import own_findings
 from testbed.gate.run import ARMS, Course, Done, Gate
@@ -80,7 +81,7 @@ def _measure(scenario: Scenario, testbed: Testbed, folder: Path) -> Measured:
         "reasons": summary["verdict"]["reasons"],
         "summary": summary,
         "findings": [*own_findings(summary), fidelity(virtual, summary["ttft_s"]["p90"])],
-        "trace_sha256": facts["trace"]["rows_sha256"],
+        "like": like(scenario, (), facts["trace"]["rows_sha256"]),
         "digest": "",
         "requests": summary["requests"]["scheduled"],
         "wall_s": time.perf_counter() - started_s,
