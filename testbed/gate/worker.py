@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 Answer = tuple[str, Any]
-"""("done", what came of it) or ("refused", why it cannot be run) or ("crashed", the testbed's own error)."""
+"""("ready", None) once; then of each job ("done", what came of it) or ("refused", why it cannot be run)."""
 
 
 def serve(connection: Connection) -> None:
