@@ -68,7 +68,7 @@ def _text(
     curve = through(knots, tokens, seconds)
     left = seconds - np.interp(tokens, knots, curve)
     source = f"{len(prefills)} prefills of a run, a line through {len(knots)} points by least squares"
-    spread = float(np.std(left) / seconds.mean())
+    uncertain = float(np.std(left) / seconds.mean() / np.sqrt(len(seconds)))
     return text_of(
         name=name,
         model=asked.model,
@@ -79,7 +79,7 @@ def _text(
         slots=asked.decode_slots,
         pieces=asked.pieces,
         source=source,
-        measurement=measurement | {"spread": round(spread, 4)},
+        measurement=measurement | {"uncertain": round(uncertain, 4)},
     )
 
 

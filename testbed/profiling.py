@@ -26,10 +26,11 @@ DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """text: the profile, as YAML; spread: of the figure that varied most; summary: for people and --json."""
+    """text: the profile, as YAML; uncertain: the standard error of its least certain figure, as a share; summary: for
+    people and --json."""
 
     text: str
-    spread: float
+    uncertain: float
     summary: dict[str, Any]
 
 
@@ -71,7 +72,7 @@ def measure_alone(
         "cores": cores,
         "beside": "nothing",
         "rounds": rounds,
-        "spread": round(measured.spread, 4),
+        "uncertain": round(measured.uncertain, 4),
         "model": {"preset": preset_name, **changes, "fingerprint": config.fingerprint},
     }
     text = text_of(
@@ -83,10 +84,10 @@ def measure_alone(
         steps=[Step(b, b * length, one.median_s) for (b, length), one in measured.decode.items()],
         slots=max(batches),
         pieces=measured.pieces,
-        source=f"prfaas profile: medians of {rounds} rounds, half of the times within {measured.spread:.1%}",
+        source=f"prfaas profile: medians of {rounds} rounds, standard error at most {measured.uncertain:.1%}",
         measurement=measurement,
     )
-    return Found(text, measured.spread, _summary(name, measured) | {"measurement": measurement})
+    return Found(text, measured.uncertain, _summary(name, measured) | {"measurement": measurement})
 
 
 def _model(config: ModelConfig, device: str, threads: int) -> HybridModel:

@@ -11,7 +11,7 @@ import typer
 from testbed.cli.options import JsonOption, PortOption, SetOption
 from testbed.cli.shared import print_json, say
 
-MOST_SPREAD = 0.1
+MOST_UNCERTAIN = 0.05
 
 
 def _ran(scenario: str | None, sets: list[str] | None, seed: int, port: int) -> Path:
@@ -65,7 +65,7 @@ def profile(
     threads: Annotated[
         int, typer.Option("--threads", min=1, help="Of a model that computes on the CPU, each kept to a core.")
     ] = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often everything is measured.")] = 7,
+    rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often everything is measured.")] = 15,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="DIR", help="Measure nothing: take the times from the results of a hybrid run."),
@@ -87,7 +87,7 @@ def profile(
     By itself on an idle machine; or, with --scenario or --run, in a testbed under its load, beside all that runs there
     on the same cores: then a file for each site, FILE-prfaas and FILE-pd.
 
-    Exit code 3 when the machine was too busy: half of the times of one thing must lie within 10 % of their median.
+    Exit code 3 when the machine was too busy: the standard error of a median must be at most 5 % of it.
     """
     if backend != "hybrid":
         raise typer.BadParameter(f"{backend!r}: only hybrid computes; use hybrid", param_hint="--backend")
@@ -115,10 +115,11 @@ def profile(
         rounds=rounds,
         tell=say,
     )
-    if found.spread > MOST_SPREAD and not force:
+    if found.uncertain > MOST_UNCERTAIN and not force:
         say(
-            f"invalid: half of the times of one thing are {found.spread:.0%} apart (at most {MOST_SPREAD:.0%}): this "
-            "machine is doing something else; measure again when it is not, or write it all the same with --force"
+            f"invalid: the times vary so much that a median is {found.uncertain:.0%} uncertain (at most "
+            f"{MOST_UNCERTAIN:.0%}): this machine is doing something else; measure again when it is not, take more "
+            "--rounds, or write it all the same with --force"
         )
         sys.exit(3)
     out.write_text(found.text, encoding="utf-8")

@@ -43,7 +43,7 @@ def test_a_model_is_measured_into_a_profile(tmp_path: Path, capsys: pytest.Captu
 def test_a_machine_that_is_busy_is_no_meter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Found("text", command.MOST_SPREAD + 0.01, {"prefill": [], "decode": []})
+    found = Found("text", command.MOST_UNCERTAIN + 0.01, {"prefill": [], "decode": []})
     monkeypatch.setattr("testbed.profiling.measure_alone", lambda *arguments, **more: found)
     file = tmp_path / "here.yaml"
     code, _, err = run(capsys, "--out", str(file))

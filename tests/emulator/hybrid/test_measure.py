@@ -18,6 +18,8 @@ def test_pieces_leave_in_the_mean_when_the_bytes_do(leaves: float, pieces: int) 
     assert Measured(leaves={1024: leaves}).pieces == pieces
 
 
-def test_the_widest_spread_is_the_measurements() -> None:
+def test_a_measurement_is_as_certain_as_its_least_certain_figure() -> None:
+    """Times of 1, 2 and 3: half of them lie in [1.5, 2.5]."""
     steady, wild = Timed((1.0, 1.0, 1.0)), Timed((1.0, 2.0, 3.0))
-    assert Measured({8: steady}, {(1, 8): wild}).spread == 0.5
+    assert Measured({8: steady}, {(1, 8): wild}).uncertain == pytest.approx(0.93 * 0.5 / 3**0.5)
+    assert Measured({8: steady}, {(1, 8): steady}).uncertain == 0
