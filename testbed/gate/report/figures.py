@@ -37,7 +37,9 @@ def figures_table(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) 
         [Cell(title), *(_cell(one[key], None if one is known[0] else known[0][key], unit) for one in known)]
         for title, key, unit in ROWS
     ]
-    return Table("The runs drawn, in figures", [("", False), *((name, True) for name in names)], rows, folded=True)
+    return Table(
+        "The runs drawn, in figures", [("", False), *((name, True) for name in names)], rows, folded=True, compact=True
+    )
 
 
 def _cell(number: float | None, base: float | None, unit: str) -> Cell:

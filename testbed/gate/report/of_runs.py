@@ -101,7 +101,7 @@ def _figures(data: dict[str, Any], names: list[str]) -> Table:
         note = f"{note}; {over}." if note else f"{over.capitalize()}."
     elif note:
         note = f"{note}, seed by seed; one run each has no interval, and chance alone makes differences."
-    return Table("Figures", [("", False), *((name, True) for name in names)], rows, note)
+    return Table("Figures", [("", False), *((name, True) for name in names)], rows, note, compact=True)
 
 
 def _difference(of: dict[str, float | None], unit: str) -> str:
@@ -156,7 +156,7 @@ def _invariants(names: list[str], firsts: list[Run]) -> Table:
         cells = [Cell(invariant.replace("_", " "), meaning)]
         for each in found:
             one = each.get(invariant, {"status": "not_checked", "sentence": "", "value": None, "bound": None})
-            bound = "" if one["bound"] is None else f"; {value(one['value'], unit)}, bound {value(one['bound'], unit)}"
+            bound = "" if one["bound"] is None else f"; bound {value(one['bound'], unit)}"
             cells.append(Cell(one["status"].replace("_", " "), f"{one['sentence']}{bound}", state=one["status"]))
         rows.append(cells)
     broken = any(one["status"] == "broken" for each in found for one in each.values())

@@ -8,9 +8,9 @@ const QUEUES = [["waiting_pd", "waits for prefill, pd", "pd"], ["waiting_prfaas"
   ["sending", "KV on its way", "sending"], ["admitting", "waits for a slot", "admitting"]];
 const ROLES = [["prefill, prfaas", "prfaas"], ["prefill, pd", "pd"], ["decode, pd", "sending"]];
 const TICKS = [-2, -1, 0, 1, 2, 3].flatMap(power => [1, 3].map(one => +(one * 10 ** power).toPrecision(1)));
-const NARROW = 760, PANEL = 150, TOP = 8, BOTTOM = 44;
+const NARROW = matchMedia("(max-width: 760px)"), DARK = matchMedia("(prefers-color-scheme: dark)"), PANEL = 150, TOP = 8, BOTTOM = 44;
 
-const narrow = () => innerWidth <= NARROW;
+const narrow = () => NARROW.matches;
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const escaped = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const tidy = value => value === null || value === undefined ? "–"
@@ -139,12 +139,9 @@ function draw(section) {
   const data = JSON.parse(section.querySelector("script").textContent), host = section.querySelector(".charts");
   const makers = data.charts.arms && data.charts.arms.length ? [distributionChart, partsChart, loadChart, seedsChart, timeChart] : [loadChart, seedsChart];
   host.replaceChildren();
-  for (const make of makers) {
-    const chart = make(data.arms, data.charts);
-    if (chart) show(host, chart);
-  }
-  host.dataset.small = host.querySelectorAll("figure:not(.wide)").length;
-  for (const plot of host.querySelectorAll(".plot")) Plotly.Plots.resize(plot);
+  const charts = makers.map(make => make(data.arms, data.charts)).filter(Boolean);
+  host.dataset.small = charts.filter(chart => !chart.wide).length; // before they are drawn: it decides how wide they are
+  charts.forEach(chart => show(host, chart));
   performance.mark("drawn");
   section.dataset.drawn = narrow() ? "narrow" : "wide";
 }
@@ -211,5 +208,4 @@ for (const section of sections) {
 // The words are there before the charts are.
 addEventListener("load", () => setTimeout(() => sections.filter(section => section.open && !section.dataset.drawn).forEach(draw)));
 const again = () => sections.forEach(section => { if (section.open && section.dataset.drawn) draw(section); else delete section.dataset.drawn; });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-addEventListener("resize", () => { if (sections.some(section => section.dataset.drawn && section.dataset.drawn !== (narrow() ? "narrow" : "wide"))) again(); });
+for (const changes of [NARROW, DARK]) changes.addEventListener("change", again);

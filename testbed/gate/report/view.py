@@ -35,13 +35,14 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Table:
     """columns: (title, whether numbers stand in it). The first cell of a row is its heading. note: how to read it.
-    folded: it is there for who asks for it."""
+    folded: it is there for who asks for it. compact: of many short rows."""
 
     title: str
     columns: list[tuple[str, bool]]
     rows: list[list[Cell]]
     note: str = ""
     folded: bool = False
+    compact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
