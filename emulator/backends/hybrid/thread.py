@@ -50,8 +50,13 @@ class ComputeThread:
         return not self._thread.is_alive()
 
     def _run(self, core: int | None) -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
+        try:
+            if core is not None:
+                os.sched_setaffinity(0, {core})
+        except OSError as error:
+            why = f"core {core}, which this worker was given to compute on, is not there: {error.strerror}"
+            self.tell(lambda: self._failed(why))
+            return
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICER)
         while (work := self._work.get()) is not None and not self._closing:
             try:
