@@ -50,6 +50,7 @@ def view(arms: dict[str, dict[int, Run]], notes: Sequence[str] = ()) -> View:
         sections=[_section(arms, names, firsts)],
         facts=_facts(arms),
         meanings=list(MEANINGS),
+        heading="What happened, and where" if len(names) == 1 else "What differs, and where",
     )
 
 

@@ -100,3 +100,4 @@ class View:
     sections: list[Section]
     facts: list[tuple[str, str]]
     meanings: list[tuple[str, str]] = field(default_factory=list)
+    heading: str = "What changed, and where"
