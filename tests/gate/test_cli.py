@@ -52,7 +52,14 @@ def test_an_interrupted_gate_leaves_no_process_and_goes_on_from_what_it_had(by, 
     command = [sys.executable, "-m", "testbed.cli", "gate", "--candidate", "naive", "--baseline", "static"]
     command += ["--suite", str(suite), "--jobs", "2", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PRFAAS_CACHE": str(tmp_path / "cache")}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gate:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    ) as gate:
         deadline_s = time.monotonic() + 100
         while len(list((tmp_path / "cache").rglob("*.json"))) < 5 and time.monotonic() < deadline_s:
             time.sleep(0.1)
