@@ -17,6 +17,7 @@ from testbed.gate.report.words import (
     MEANINGS,
     metric_meaning,
     metric_name,
+    metric_root,
     plural,
     share,
     value,
@@ -41,8 +42,15 @@ def view(result: GateResult, folder: Path) -> View:
         overview=objectives(result) if result.scenarios else None,
         sections=sections,
         facts=_facts(result),
-        meanings=[*GATE_MEANINGS, *MEANINGS],
+        meanings=[*GATE_MEANINGS, *_measured(result), *MEANINGS],
     )
+
+
+def _measured(result: GateResult) -> list[tuple[str, str]]:
+    """What the suite's metrics are, each once."""
+    metrics = [objective.metric for one in result.scenarios for objective in one.objectives]
+    found = {metric_root(metric): metric_meaning(metric) for metric in metrics}
+    return [(name, meaning) for name, meaning in found.items() if meaning and name not in dict(MEANINGS)]
 
 
 def _arms(result: GateResult) -> str:
@@ -98,10 +106,8 @@ def objectives(result: GateResult, only: ScenarioResult | None = None) -> Table:
 
 def _row(one: ScenarioResult, objective: ObjectiveResult) -> list[Cell]:
     low, high, boot = objective.interval.low, objective.interval.high, objective.bootstrap
-    direction = f"{objective.better} is better"
-    meaning = metric_meaning(objective.metric)
     return [
-        Cell(f"{one.name}: {metric_name(objective.metric)}", f"{meaning}; {direction}" if meaning else direction),
+        Cell(f"{one.name}: {metric_name(objective.metric)}", f"{objective.better} is better"),
         Cell(value(objective.baseline_mean, objective.unit)),
         Cell(value(objective.candidate_mean, objective.unit)),
         Cell("-" if objective.effect is None else share(objective, objective.effect), state=objective.verdict),

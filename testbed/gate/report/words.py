@@ -18,7 +18,7 @@ ROOTS: Final = {
     "throughput_rps": ("throughput", "requests a second that complete in the window"),
     "goodput_rps": ("goodput", "requests a second that meet every SLO"),
     "lambda_max_rps": ("λ_max", "the rate at which P90 TTFT reaches its SLO: what the system can carry"),
-    "slo": ("SLO", "of all scheduled requests"),
+    "slo": ("SLO", "how many of all scheduled requests kept it"),
     "offload_fraction": ("offloaded", "the share of requests prefilled at the PrfaaS site"),
     "egress_bps": ("egress", "bits a second that leave the PrfaaS site"),
     "requests": ("requests", "how many"),
@@ -127,11 +127,19 @@ def metric_name(metric: str) -> str:
     return name + "".join(f" {step.replace('_', ' ')}" for step in inner) + phase
 
 
+def metric_root(metric: str) -> str:
+    """What it is a figure of: TTFT, goodput ..."""
+    return ROOTS.get(_root(metric), (metric, ""))[0]
+
+
 def metric_meaning(metric: str) -> str:
     """What it measures; empty for one that nobody described."""
+    return ROOTS.get(_root(metric), ("", ""))[1]
+
+
+def _root(metric: str) -> str:
     steps = metric.split(".")
-    root = steps[2] if steps[0] == "phases" and len(steps) > 2 else steps[0]
-    return ROOTS.get(root, ("", ""))[1]
+    return steps[2] if steps[0] == "phases" and len(steps) > 2 else steps[0]
 
 
 def value(number: float | None, unit: str) -> str:
@@ -146,12 +154,14 @@ def value(number: float | None, unit: str) -> str:
 
 
 def share(objective: ObjectiveResult, effect: float | None, sign: bool = True) -> str:
-    """A change in words: `+5.2 %`, `+0.013 s`; `open` for an end that nothing bounds."""
+    """A change in words: `+5.2 %`, `+0.013 s`, of a share `-0.3 points` (of a hundred); `open`: nothing bounds it."""
     if effect is None:
         return "open"
     form = "+" if sign else ""
     if objective.relative:
         return f"{effect * 100:{form}.2g} %" if abs(effect) < 1 else f"{effect * 100:{form}.0f} %"
+    if objective.unit == "share":
+        return f"{effect * 100:{form}.2g} points"
     return f"{effect:{form}.3g} {objective.unit}".rstrip()
 
 

@@ -78,7 +78,9 @@ def test_every_row_has_its_interval_unit_and_meaning(text, result):
     assert "+6.4 % to +8.7 %" in text
     assert "bootstrap +6.9 % to +8.1 %" in text
     assert objective.unit == "s"
-    assert "time to first token, from when the workload schedules" in text
+    assert "-0.3 points" in text
+    assert "Time to first token, from when the workload schedules" in text
+    assert "requests a second that meet every SLO" in text
 
 
 def test_only_scenarios_whose_runs_are_there_are_drawn(text):
