@@ -1,7 +1,7 @@
 """A policy, run in two short virtual loads and watched: what it decides, what it writes to, what it raises, how long it
 takes.
 
-`prfaas policy check` starts it twice, in processes of their own with other hash seeds, and compares:
+`prfaas policy check` starts it in processes of their own with other hash seeds, and compares:
 
     python -m testbed.policy_check_run POLICY
 

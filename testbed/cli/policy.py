@@ -79,7 +79,7 @@ def policy_check(
         if checked.violations:
             typer.echo(f"{policy} breaks its contract in {len(checked.violations)} places")
         else:
-            typer.echo(f"{policy} keeps its contract: {checked.decisions} decisions alike in two processes; {speed}")
+            typer.echo(f"{policy} keeps its contract: {checked.decisions} decisions alike in every process; {speed}")
     raise typer.Exit(FAILED if checked.violations else 0)
 
 
