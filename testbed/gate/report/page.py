@@ -31,6 +31,7 @@ def page(view: View) -> str:
         plotly=_file("vendor/plotly-basic.min.js"),
         json=_json,
         at=_at,
+        reach=REACH,
         spoken=spoken,
     )  # fmt: skip
 

@@ -85,7 +85,7 @@ GATE_MEANINGS: Final = [
     (
         "the small scale",
         "The change and its interval in units of the least effect that counts; better is to the right, and "
-        "the shaded middle is what does not count.",
+        "the shaded middle is what does not count. A hollow dot is further out than the scale.",
     ),
 ]
 
