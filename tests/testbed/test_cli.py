@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import pytest
 
-from testbed import cli
+from testbed import cli, show
 from testbed.cli.shared import load_overrides
 from testbed.scenario import ScenarioError, load
 
@@ -46,7 +46,7 @@ class Ended:
 def prfaas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """prfaas(*arguments): the command, in a folder and with a state directory of the test's own."""
     monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(show.out, "_width", 200)  # what the environment says was read when it was made
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from testbed import cli
+from testbed import cli, show
 from testbed import load as wire
 from testbed.assemble import build_workload, capacity_rps
 from testbed.cli import series as commands
@@ -35,7 +35,7 @@ def toy(*sets: str) -> Scenario:
 def prfaas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """prfaas(*arguments) -> (exit code, standard output, standard error), in a folder of the test's own."""
     monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(show.out, "_width", 200)  # what the environment says was read when it was made
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 

@@ -37,13 +37,14 @@ class TestStateDir:
         monkeypatch.setenv("PRFAAS_STATE", str(tmp_path / "own"))
         assert StateDir().root == tmp_path / "own"
 
-    def test_is_in_the_users_state_home_otherwise(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_is_in_the_users_state_home_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        home = Path("/nowhere")  # short: a socket's path has 107 bytes
         monkeypatch.delenv("PRFAAS_STATE", raising=False)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        assert StateDir().root == tmp_path / "prfaas"
+        monkeypatch.setenv("XDG_STATE_HOME", str(home))
+        assert StateDir().root == home / "prfaas"
         monkeypatch.delenv("XDG_STATE_HOME")
-        monkeypatch.setenv("HOME", str(tmp_path))
-        assert StateDir().root == tmp_path / ".local/state/prfaas"
+        monkeypatch.setenv("HOME", str(home))
+        assert StateDir().root == home / ".local/state/prfaas"
 
     def test_is_made_only_on_demand_and_private(self, tmp_path: Path) -> None:
         assert not StateDir(tmp_path / "s").root.exists()
