@@ -132,7 +132,7 @@ class TestRun:
         assert "two processes decided otherwise" in one.what
 
     def test_a_decision_has_to_be_quick(self, here: Path) -> None:
-        body = "sum(range(200_000))\nreturn by_threshold(request, view, 20_000.0)"
+        body = "sum(range(40_000))\nreturn by_threshold(request, view, 20_000.0)"
         assert {one.rule for one in checked(here, body)} == {"speed"}
 
     def test_who_is_told_the_future_is_no_scheduler(self) -> None:
