@@ -21,6 +21,8 @@ STYLES: Final = {
     "invalid": "bold yellow",
 }
 LINE_S: Final = 10.0
+WIDTH: Final = 160
+"""Columns of a log or a file, which nobody has to fit on a screen."""
 
 
 class GateProgress:
@@ -59,6 +61,8 @@ class GateProgress:
 def show_gate(result: GateResult) -> None:
     """The whole result on standard output."""
     out = Console(highlight=False, soft_wrap=True)
+    if not out.is_terminal:
+        out.width = WIDTH
     arms = f"{result.candidate.given} against {result.baseline.given}"
     if result.a_a:
         arms = f"{result.baseline.given} against itself under other seeds"
