@@ -39,7 +39,9 @@ class Finding:
     means: Means = "note"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plain data: what numpy reckoned is a float there."""
+        numbers = {key: None if of is None else float(of) for key, of in (("value", self.value), ("bound", self.bound))}
+        return {**asdict(self), **numbers}
 
 
 @dataclass(frozen=True, slots=True)

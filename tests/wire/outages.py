@@ -101,7 +101,7 @@ class Found:
 
 
 @contextlib.contextmanager
-def testbed_up(*, bounded: bool) -> Iterator[Testbed]:
+def with_testbed(*, bounded: bool) -> Iterator[Testbed]:
     """A testbed of its own, up. bounded: whether TCP's tries are (on a kernel that can)."""
     root = tempfile.mkdtemp(prefix="prf")
     before = os.environ.get("PRFAAS_STATE")
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is up is taken down
     rows = []
-    with testbed_up(bounded=bounded) as bed:
+    with with_testbed(bounded=bounded) as bed:
         for length_s in asked.seconds or LENGTHS_S:
             for kind in asked.kind or KINDS:
                 found = outage(bed, Case(kind, length_s))

@@ -13,7 +13,7 @@ from tests.wire import host
 from tests.wire.killstorm import MOMENTS, VICTIMS, Kill, Plan, Storm, main, plans
 
 REFUSAL = namespaces.refusal()
-pytestmark = [pytest.mark.wire, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
+pytestmark = [pytest.mark.wire, pytest.mark.measures, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
 
 
 def test_a_seed_names_the_plan_and_every_victim_and_moment_has_its_turn() -> None:

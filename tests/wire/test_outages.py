@@ -15,7 +15,7 @@ import pytest
 from emulator.outages import RTO_MAX_MS
 from testbed.launch import client, namespaces
 from testbed.load import Testbed
-from tests.wire.outages import KINDS, Case, outage, testbed_up
+from tests.wire.outages import KINDS, Case, outage, with_testbed
 
 REFUSAL = namespaces.refusal()
 pytestmark = [pytest.mark.wire, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
@@ -25,13 +25,13 @@ needs_bound = pytest.mark.skipif(not RTO_MAX_MS.exists(), reason="needs Linux 6.
 
 @pytest.fixture(scope="module")
 def bounded() -> Iterator[Testbed]:
-    with testbed_up(bounded=True) as bed:
+    with with_testbed(bounded=True) as bed:
         yield bed
 
 
 @pytest.fixture(scope="module")
 def unbounded(bounded: Testbed) -> Iterator[Testbed]:
-    with testbed_up(bounded=False) as bed:
+    with with_testbed(bounded=False) as bed:
         yield bed
 
 
