@@ -17,14 +17,14 @@ import pandas as pd
 
 from emulator.measured import Step, text_of
 from emulator.profile import Profile, ProfileError
+from netem.fluid import TCP_EFFICIENCY
 from testbed.runs import read_scenario, read_summary
 from testbed.scheduler.api import Site
 
 LEAST: Final = 30
 """Prefills at a site, below which nothing is said of it."""
 SITES: Final[tuple[Site, ...]] = ("prfaas", "pd")
-NEAR: Final = 1.25
-"""Up to so many times the longest prompt that was prefilled the last segment is drawn on."""
+MOST_PIECES: Final = 64
 
 Array = npt.NDArray[np.float64]
 
@@ -46,58 +46,85 @@ def profiles_of_run(folder: Path) -> dict[str, str]:
         mine = requests[(requests["prefill_site"] == site) & (requests["status"] == "ok")]
         if asked is not None and len(mine) >= LEAST:
             measurement = {
-                "taken_at": ran["taken_at"],
+                "taken_at": ran["taken_at"][:10],
                 "machine": ran["machine"],
                 "versions": ran["versions"],
                 "threads": 1,
                 "beside": f"the testbed of {scenario.name}, {deployment.name}, seed {scenario.seed}, under its load",
                 "model": {"preset": scenario.model.preset, **scenario.model.changes},
             }
-            texts[site] = _text(f"{scenario.name}-{site}", asked, mine, requests, measurement)
+            link = scenario.link if site == "prfaas" else None  # inside a site there is none
+            pieces = asked.pieces if link is None else pieces_of(mine, TCP_EFFICIENCY * link.rate_bps, link.delay_s)
+            texts[site] = _text(f"{scenario.name}-{site}", asked, pieces, mine, requests, measurement)
     if not texts:
         raise ProfileError(f"{folder}: fewer than {LEAST} prefills at each site; take a longer run")
     return texts
 
 
 def _text(
-    name: str, asked: Profile, prefills: pd.DataFrame, requests: pd.DataFrame, measurement: dict[str, Any]
+    name: str,
+    asked: Profile,
+    pieces: int,
+    prefills: pd.DataFrame,
+    requests: pd.DataFrame,
+    measurement: dict[str, Any],
 ) -> str:
     tokens = (prefills["input_tokens"] - prefills["cached_tokens"]).to_numpy(float)
     seconds = (prefills["prefill_end_s"] - prefills["prefill_start_s"]).to_numpy(float)
-    knots = knots_of(tokens, asked.last_tokens)
-    curve = through(knots, tokens, seconds)
-    left = seconds - np.interp(tokens, knots, curve)
-    source = f"{len(prefills)} prefills of a run, a line through {len(knots)} points by least squares"
-    uncertain = float(np.std(left) / seconds.mean() / np.sqrt(len(seconds)))
+    knots = knots_of(tokens)
+    ratios = ratios_of(knots, tokens, seconds / asked.t_prefill(tokens))
+    points = points_of(knots, asked.last_tokens)
+    curve = asked.t_prefill(points) * np.interp(points, knots, ratios)
+    left = seconds - asked.t_prefill(tokens) * np.interp(tokens, knots, ratios)
     return text_of(
         name=name,
         model=asked.model,
         hardware=f"{measurement['machine']['cpu']}, {measurement['beside']}",
-        prefill_s=dict(zip(map(int, knots), curve.tolist(), strict=True)),
-        kv_bytes={int(one): round(asked.s_kv(float(one))) for one in knots},
+        prefill_s=dict(zip(map(int, points), curve.tolist(), strict=True)),
+        kv_bytes={int(one): round(asked.s_kv(float(one))) for one in points},
         steps=steps_of(requests),
         slots=asked.decode_slots,
-        pieces=asked.pieces,
-        source=source,
-        measurement=measurement | {"uncertain": round(uncertain, 4)},
+        pieces=pieces,
+        source=f"{len(prefills)} prefills of {tokens.min():.0f} to {tokens.max():.0f} tokens in a run: so many times "
+        f"{asked.name}'s, {ratios.min():.2f} to {ratios.max():.2f}, and beyond those lengths as at their ends",
+        measurement=measurement | {"uncertain": round(float(np.std(left) / seconds.mean() / np.sqrt(len(seconds))), 4)},
     )
 
 
-def knots_of(tokens: Array, last_tokens: int) -> Array:
-    """Where the line may bend: at powers of two inside what was prefilled, and at its ends; the last of them is where
-    the old profile ends, if that is near."""
+def knots_of(tokens: Array) -> Array:
+    """Where the ratio to the old profile may bend: at powers of two inside what was prefilled, and at its ends."""
     low, high = tokens.min(), tokens.max()
-    if high < last_tokens <= NEAR * high:
-        high = last_tokens
     inside = [2.0**n for n in range(4, 21) if 1.2 * low < 2.0**n < high / 1.2]
     return np.array([low, *inside, high])
 
 
-def through(knots: Array, tokens: Array, seconds: Array) -> Array:
-    """Values at the knots of the piecewise-linear function nearest to all points, by squares."""
+def points_of(knots: Array, last_tokens: int) -> Array:
+    """Lengths of the new profile: powers of two from 256 on, the knots, and the old one's end."""
+    powers = [2.0**n for n in range(8, 21) if 2**n < last_tokens]
+    return np.unique([*powers, *knots[knots <= last_tokens], float(last_tokens)])
+
+
+def ratios_of(knots: Array, tokens: Array, ratios: Array) -> Array:
+    """At the knots: the piecewise-linear function of the length that is nearest to all ratios, by squares."""
     hats = np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T
-    found: Array = np.linalg.lstsq(hats, seconds, rcond=None)[0]
+    found: Array = np.linalg.lstsq(hats, ratios, rcond=None)[0]
     return found
+
+
+def pieces_of(prefills: pd.DataFrame, rate_bps: float, delay_s: float) -> int:
+    """The number of equal pieces, one after each equal part of a prefill, that leaves what is still to land when it
+    ends as late as it was seen to be, in the median, on a link of this rate."""
+    took = (prefills["prefill_end_s"] - prefills["prefill_start_s"]).to_numpy(float)
+    wire = 8 * prefills["kv_bytes"].to_numpy(float) / rate_bps
+    seen = float(np.median(prefills["landed_s"] - prefills["prefill_end_s"]))
+
+    def exposed(pieces: int) -> float:
+        landed = np.zeros(len(took))
+        for piece in range(1, pieces + 1):
+            landed = np.maximum(landed, took * piece / pieces) + wire / pieces
+        return float(np.median(landed - took)) + delay_s
+
+    return min(range(1, MOST_PIECES + 1), key=lambda pieces: abs(exposed(pieces) - seen))
 
 
 def steps_of(requests: pd.DataFrame) -> Sequence[Step]:

@@ -7,28 +7,47 @@ import pandas as pd
 import pytest
 
 from emulator.measured import fit_step
-from testbed.calibrate import knots_of, steps_of, through
+from testbed.calibrate import knots_of, pieces_of, points_of, ratios_of, steps_of
 
 
-def test_the_line_goes_through_what_was_prefilled() -> None:
+def test_the_ratio_to_the_old_profile_is_found_by_length() -> None:
     random = np.random.default_rng(1)
     tokens = random.uniform(1024, 8192, 400)
-    knots = knots_of(tokens, 8192)
+    knots = knots_of(tokens)
     assert knots[1:-1].tolist() == [2048, 4096]
-
-    def truth(at: np.ndarray) -> np.ndarray:
-        return np.interp(at, [1000, 2048, 4096, 9000], [0.02, 0.05, 0.2, 0.6])
-
-    assert through(knots, tokens, truth(tokens)) == pytest.approx(truth(knots))
-    noisy = truth(tokens) * random.uniform(0.9, 1.1, 400)
-    assert through(knots, tokens, noisy) == pytest.approx(truth(knots), rel=0.05)
+    truth = np.interp(tokens, [1000, 2048, 4096, 9000], [1.2, 1.5, 1.6, 1.1])
+    expected = np.interp(knots, [1000, 2048, 4096, 9000], [1.2, 1.5, 1.6, 1.1])
+    assert ratios_of(knots, tokens, truth) == pytest.approx(expected)
+    noisy = truth * random.uniform(0.9, 1.1, 400)
+    assert ratios_of(knots, tokens, noisy) == pytest.approx(expected, rel=0.05)
 
 
-def test_the_line_goes_on_to_the_old_ones_end_when_that_is_near() -> None:
-    tokens = np.array([1000.0, 7000.0])
-    assert knots_of(tokens, 8192)[-1] == 8192
-    assert knots_of(tokens, 131072)[-1] == 7000
-    assert knots_of(tokens, 4096)[-1] == 7000
+def test_a_profile_reaches_as_far_as_the_old_one() -> None:
+    assert points_of(np.array([1030.0, 2048.0, 3900.0]), 8192).tolist() == [
+        256,
+        512,
+        1024,
+        1030,
+        2048,
+        3900,
+        4096,
+        8192,
+    ]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4, 16])
+def test_pieces_are_told_from_what_was_still_to_land(pieces: int) -> None:
+    """Prefills of 1 s, whose 500,000 bytes take 0.4 s at 10 Mbit/s: the last piece is what is exposed."""
+    count = 40
+    prefills = pd.DataFrame(
+        {
+            "prefill_start_s": np.zeros(count),
+            "prefill_end_s": np.ones(count),
+            "landed_s": np.full(count, 1 + 0.4 / pieces + 0.005),
+            "kv_bytes": np.full(count, 500_000),
+        }
+    )
+    assert pieces_of(prefills, 10e6, 0.005) == pieces
 
 
 def table(*rows: tuple[float, float, int, int]) -> pd.DataFrame:
