@@ -42,13 +42,15 @@ def delivered(timelines: Sequence[Timeline], start_ns: int, end_ns: int) -> floa
     return sum(bytes_at(one, end_ns) - bytes_at(one, start_ns) for one in timelines)
 
 
-def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) -> tuple[float, float]:
+def goodput_bps(
+    timelines: Sequence[Timeline], seconds: float, skip_s: float, catch_up_s: float = 0.0
+) -> tuple[float, float]:
     """(bits/s, window in s) of several receivers' timelines over their common window.
 
     The window is [last first byte + skip_s, earliest first byte + seconds], or to the last byte if that came sooner. A
-    lost packet holds back all that came after it (a second of it, where a retransmission is lost too), so the window
-    closes at its end or later, while all still send: at the first moment when what had arrived was as far as it then
-    ever got beside a straight line, to a super-packet.
+    lost packet holds back all that came after it (a second of it, where a retransmission is lost too). Senders that go
+    on for `catch_up_s` let the window close up to so much later, while all still send: at the first moment when what
+    had arrived was as far as it then ever got beside a straight line, to a super-packet.
     Raises LinkError if nothing is left of it.
     """
     if not timelines or not all(timelines):
@@ -63,7 +65,8 @@ def goodput_bps(timelines: Sequence[Timeline], seconds: float, skip_s: float) ->
     def behind(at_ns: int) -> float:
         return mean * (at_ns - start_ns) - sum(bytes_at(one, at_ns) for one in timelines)
 
-    moments = range(end_ns, max(end_ns, min(timeline[-1][0] for timeline in timelines)) + 1, _STRIDE_NS)
+    last_ns = min(end_ns + round(catch_up_s * 1e9), *(timeline[-1][0] for timeline in timelines))
+    moments = range(end_ns, max(end_ns, last_ns) + 1, _STRIDE_NS)
     lags = [behind(at_ns) for at_ns in moments]
     end_ns = next(at_ns for at_ns, lag in zip(moments, lags, strict=True) if lag <= min(lags) + _SUPER_PACKET_BYTES)
     window_s = (end_ns - start_ns) / 1e9

@@ -61,14 +61,16 @@ def test_what_a_lost_packet_holds_back_changes_nothing(held_from_ms: int) -> Non
     before = [note for note in steady(0, 12_000, 1000) if note[0] <= held_from_ms * MS]
     missed = [(until_ms * MS + n * MS, before[-1][1] + n * 10_000) for n in range(1, 120)]
     after = [note for note in steady(0, 12_000, 1000) if note[0] >= (until_ms + 200) * MS]
-    rate_bps, _ = goodput_bps([before + missed + after, steady(0, 12_000, 1000)], seconds=10.0, skip_s=1.0)
+    rate_bps, _ = goodput_bps(
+        [before + missed + after, steady(0, 12_000, 1000)], seconds=10.0, skip_s=1.0, catch_up_s=2.0
+    )
     assert rate_bps == pytest.approx(16e6, rel=0.01)
 
 
 def test_a_link_that_gives_out_is_not_taken_for_a_lost_packet() -> None:
     """Half the rate from the middle on: over the whole window, not the better half of it."""
     half = [*steady(0, 5000, 1000), *((t * MS, 5_000_000 + (t - 5000) * 500) for t in range(5005, 12_001, 5))]
-    rate_bps, window_s = goodput_bps([half], seconds=10.0, skip_s=1.0)
+    rate_bps, window_s = goodput_bps([half], seconds=10.0, skip_s=1.0, catch_up_s=2.0)
     assert rate_bps == pytest.approx(8e6 * (4 + 2.5) / 9)
     assert window_s == pytest.approx(9)
 
