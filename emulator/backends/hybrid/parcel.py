@@ -37,8 +37,8 @@ def parcel_bytes(config: ModelConfig, tokens: int, *, answer: bool) -> int:
 class Parcel:
     """The bytes of one transfer at its sender: an `emulator.frames.Source`.
 
-    `take` and `close` are called by whoever computes, all else by the event loop. Nothing is ready before the transfer
-    has its number.
+    `take` is called by whoever computes, all else by the event loop. Nothing is ready before the transfer has its
+    number, and a first token, which is the last there is, not before `close`.
     """
 
     def __init__(self, config: ModelConfig, fingerprint: bytes, tokens: int, *, answer: bool) -> None:

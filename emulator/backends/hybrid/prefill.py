@@ -137,7 +137,7 @@ class PrefillSide:
             return
         start_s = node.clock.now_s()
         state = node.model.empty() if job.prefix is None else job.prefix.state(node.model.config.layers)
-        error = ""
+        error, token = "", None
         try:
             logits, snapshots = node.model.prefill(
                 list(order.prompt[state.tokens :]),
@@ -146,7 +146,7 @@ class PrefillSide:
                 on_block=partial(self._take, job, False),
                 keep=self._places(job, state),
             )
-            job.parcel.close(choose(logits.numpy(), order.sampling, 0))
+            token = choose(logits.numpy(), order.sampling, 0)
             if self._held is not None:
                 job.state, job.snapshots = state, snapshots.places
         except _Halted:
@@ -157,7 +157,7 @@ class PrefillSide:
         if order.slowdown > 1:
             time.sleep((order.slowdown - 1) * (node.clock.now_s() - start_s) / node.clock.scale)
         end_s = node.clock.now_s()
-        node.thread.tell(partial(self._computed, job, Computed(*job.key, start_s, end_s, error)))
+        node.thread.tell(partial(self._computed, job, token, Computed(*job.key, start_s, end_s, error)))
 
     def _take(self, job: _Job, done: bool, layer: int, state: LayerState) -> None:
         """What a layer has become may leave."""
@@ -173,7 +173,10 @@ class PrefillSide:
             return ()
         return range(state.tokens + size, len(job.order.block_ids) * size + 1, size)
 
-    def _computed(self, job: _Job, done: Computed) -> None:
+    def _computed(self, job: _Job, token: int | None, done: Computed) -> None:
+        """Only now may the last byte leave: were it received before the machine knew of the end, it never would."""
         if not job.halted:
+            if token is not None:
+                job.parcel.close(token)
             self._advance(job.parcel)
             self._node.host.hear(done)
