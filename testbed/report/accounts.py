@@ -57,6 +57,10 @@ class _Receiver:
         self._counted = count
         self.rows.append((t_s, self._sum))
 
+    def from_zero(self) -> list[tuple[float, float]]:
+        """The rows and one at t = 0, before which nothing of the load can have landed, whenever it was first told."""
+        return sorted([*self.rows, (0.0, max((landed for t_s, landed in self.rows if t_s <= 0), default=0.0))])
+
 
 class Accounts:
     """The series of a load. `at` gives them at any times."""
@@ -87,9 +91,9 @@ class Accounts:
         first_s = np.inf
         for node, site in self._site_of.items():
             sends = (site == PRFAAS) == from_prfaas
-            rows = self._senders[node].rows if sends else self._receivers[node].rows
-            if not rows:
+            if not (self._senders[node].rows if sends else self._receivers[node].rows):
                 continue
+            rows = self._senders[node].rows if sends else self._receivers[node].from_zero()
             told = np.array(sorted(rows), dtype=np.float64)
             first_s = min(first_s, told[0, 0])
             if not sends:

@@ -60,6 +60,10 @@ class TestWhatTheWorkersTold:
         )  # fmt: skip
         assert column(made, "retransmits", 1.5, 2.1, 2.5) == [0, 3, 5]
 
+    def test_what_lands_does_so_from_t_zero_on_however_late_it_is_first_told(self, accounts: Any) -> None:
+        made = accounts(told(-2, "prfaas-0"), told(-2, "pd-d-0"), told(4, "pd-d-0", landed={"prfaas-0": 800}))
+        assert column(made, "kv_bytes", -0.5, 0, 1, 4) == [0, 0, 200, 800]
+
     def test_a_connection_that_is_made_again_counts_from_nought(self, accounts: Any) -> None:
         made = accounts(
             told(1, "prfaas-0", path("pd-d-0", 50)),
