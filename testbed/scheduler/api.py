@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from testbed.scheduler.estimators import Observed
 from testbed.scheduler.model import Hardware, LengthDistribution
 
-API_VERSION: Final = 3
+API_VERSION: Final = 4
 
 PRFAAS: Final = "prfaas"
 PD: Final = "pd"
