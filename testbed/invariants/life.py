@@ -20,10 +20,13 @@ AROUND: Final = (
     ("admitted_s", "first_token_s"),
     ("headers_s", "first_token_s"),
     ("first_token_s", "last_token_s"),
-    ("finished_s", "last_token_s"),
     ("last_token_s", "done_s"),
+    ("finished_s", "done_s"),
 )
 """The client's stamps among them, pairs of which the first comes first."""
+
+LAST: Final = ("finished_s", "last_token_s")
+"""As well where every token has a text: of a model's, the last that a client sees may come before the end."""
 
 ROUNDING_S: Final = 1e-6
 WIRE_WALL_S: Final = 0.001
@@ -65,7 +68,7 @@ def causal(run: Run) -> Finding:
     if run.disturbed:
         return not_checked("causal", "a worker that was frozen catches up by its schedule, not by the clock")
     slack_s = WIRE_WALL_S * run.scenario.scale.time_scale if run.on_wire else ROUNDING_S
-    pairs = [*pairwise(INSIDE), *AROUND]
+    pairs = [*pairwise(INSIDE), *AROUND, *([LAST] if run.scenario.backend == "timing" else [])]
     back_s, where = _farthest_back(run, pairs)
     if link.delay_s and link.schedule is None:
         least_s = link.delay_s - link.jitter_s

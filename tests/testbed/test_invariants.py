@@ -140,6 +140,20 @@ class TestBreak:
         assert (one.status, one.means) == ("broken", "invalid")
         assert one.value == pytest.approx(0.001)
 
+    def test_a_models_last_tokens_may_have_no_text(self, run: Run) -> None:
+        """Then a client's last token is one before them; its end is still the request's."""
+
+        def without_text(rows: pd.DataFrame) -> None:
+            rows.loc[3, "last_token_s"] = rows.loc[3, "finished_s"] - 0.002
+
+        def ended_early(rows: pd.DataFrame) -> None:
+            rows.loc[3, ["last_token_s", "done_s"]] = rows.loc[3, "finished_s"] - 0.002
+
+        computed = replace(run, scenario=run.scenario.model_copy(update={"backend": "hybrid"}))
+        assert found(with_rows(computed, without_text), "causal").status == "held"
+        assert found(with_rows(run, without_text), "causal").status == "broken"
+        assert found(with_rows(computed, ended_early), "causal").status == "broken"
+
     def test_what_crosses_faster_than_the_link(self, run: Run) -> None:
         far = replace(run, scenario=override(run.scenario, ["link.delay_s=0.05"]))
         assert found(far, "causal").status == "broken"
