@@ -86,8 +86,10 @@ def _named(loc: list[str], data: Any) -> list[str]:
     """The location with list indices of named things replaced by their names."""
     out: list[str] = []
     for step in loc:
-        data = data[int(step)] if isinstance(data, list) and step.isdigit() and int(step) < len(data) else (
-            data.get(step) if isinstance(data, dict) else None
+        data = (
+            data[int(step)]
+            if isinstance(data, list) and step.isdigit() and int(step) < len(data)
+            else (data.get(step) if isinstance(data, dict) else None)
         )
         named = step.isdigit() and isinstance(data, dict) and isinstance(data.get("name"), str)
         out.append(data["name"] if named else step)

@@ -97,9 +97,7 @@ def prefill_wait_s(seed: np.random.SeedSequence, load: float, count: int) -> tup
     return float((starts - arrivals)[first:].mean()), float(np.diff(arrivals[first:]).mean())
 
 
-def decode_wait_s(
-    seed: np.random.SeedSequence, load: float, servers: int, count: int
-) -> tuple[float, float, float]:
+def decode_wait_s(seed: np.random.SeedSequence, load: float, servers: int, count: int) -> tuple[float, float, float]:
     """One replication of M/M/c on a DecodeInstance, c slots, service exponential with mean 1 s.
 
     Answers are long (mean 10^6 tokens of 1 us), so that a length rounded up to a whole token is exponential. Returns

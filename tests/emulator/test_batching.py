@@ -133,9 +133,7 @@ def by_machine(machine: BatchedDecodeInstance, given_jobs: list[Job]) -> tuple[l
 def test_it_does_what_a_simulation_of_every_token_does(
     timing: AffineStep, slots: int, given_jobs: list[Job], interval: int | None
 ) -> None:
-    machine = BatchedDecodeInstance(
-        "d", slots=slots, timing=timing, landing_bytes=10**6, stream_interval=interval
-    )
+    machine = BatchedDecodeInstance("d", slots=slots, timing=timing, landing_bytes=10**6, stream_interval=interval)
     out, _ = by_machine(machine, given_jobs)
     every_token(timing, slots, given_jobs)
     told = [(at_s, message) for at_s, (_, message) in out]
