@@ -5,6 +5,7 @@ They stand apart so that two policies differ in their routing rule and in nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,11 +29,11 @@ def least_loaded_decode(nodes: Sequence[NodeView]) -> NodeView:
 
     Before all others those whose landing buffer has room: elsewhere KV waits, and the prefill node's outbox fills.
     """
-    best, waits, least = nodes[0], nodes[0].waiting_grants > 0, nodes[0].assigned_requests / nodes[0].slots
+    best, least = nodes[0], (True, math.inf)
     for node in nodes:
-        load, full = node.assigned_requests / node.slots, node.waiting_grants > 0
-        if (full < waits) if full != waits else load < least:
-            best, waits, least = node, full, load
+        load = node.waiting_grants > 0, node.assigned_requests / node.slots
+        if load < least:
+            best, least = node, load
     return best
 
 
