@@ -101,12 +101,8 @@ class Handoff:
 
     def layer(self, index: int, state: LayerState) -> None:
         """A layer is done: `on_layer` of `HybridModel.prefill`."""
-        if isinstance(state, LinearState):
-            (memory, recent), wait = self._lane.copy([state.memory, state.recent])
-            copy: LayerState = LinearState(memory, recent)
-        else:
-            (rows,), wait = self._lane.copy([state.kept])
-            copy = KvState(rows, state.held, state.end)
+        parts, wait = self._lane.copy(state.parts)
+        copy = LinearState(*parts) if isinstance(state, LinearState) else KvState(parts[0], state.held, state.end)
         self._copies.put((index, state, copy, wait))  # the state itself too: it must not go before it is copied
 
     def __enter__(self) -> Handoff:

@@ -71,10 +71,7 @@ class Held:
         """Of all tensors."""
         blocks = sum(rows.nbytes for block in self._blocks.values() for rows in block.values())
         states = [state for snapshot in self._snapshots.values() for state in snapshot.values()]
-        return blocks + sum(
-            state.kept.nbytes if isinstance(state, KvState) else state.memory.nbytes + state.recent.nbytes
-            for state in states
-        )
+        return blocks + sum(part.nbytes for state in states for part in state.parts)
 
     def keep(self, ids: Ids, state: SequenceState, snapshots: Mapping[int, Snapshot]) -> None:
         """The prefix of these blocks, of a sequence whose state is given, and the snapshots after some of its blocks

@@ -27,6 +27,11 @@ class LinearState:
     memory: Tensor
     recent: Tensor
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that is remembered, in the order in which it crosses."""
+        return [self.memory, self.recent]
+
     def clone(self) -> LinearState:
         return LinearState(self.memory.clone(), self.recent.clone())
 
@@ -44,6 +49,11 @@ class KvState:
     def kept(self) -> Tensor:
         """[held, width]"""
         return self.rows[: self.held]
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that is remembered, in the order in which it crosses."""
+        return [self.kept]
 
     def clone(self) -> KvState:
         return KvState(self.kept.clone(), self.held, self.end)

@@ -16,7 +16,6 @@ from itertools import pairwise
 import torch
 
 from emulator.backends.hybrid.config import BYTES, MAX_BATCH, ModelConfig, ModelError
-from emulator.backends.hybrid.layers import KvState
 from emulator.backends.hybrid.model import HybridModel, SequenceState
 from emulator.backends.hybrid.parcel import parcel_bytes
 
@@ -135,10 +134,7 @@ def measure(
 
 def kv_bytes(config: ModelConfig, state: SequenceState) -> int:
     """S_kv: what a transfer of this state weighs, headers and the first token included."""
-    tensors = 0
-    for one in state.layers:
-        parts = [one.kept] if isinstance(one, KvState) else [one.memory, one.recent]
-        tensors += sum(part.nbytes for part in parts)
+    tensors = sum(part.nbytes for one in state.layers for part in one.parts)
     return tensors + parcel_bytes(config, state.tokens, answer=True) - config.state_bytes(state.tokens)
 
 

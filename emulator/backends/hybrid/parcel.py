@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emulator.backends.hybrid.config import ModelConfig
-from emulator.backends.hybrid.layers import KvState, LayerState, LinearState
+from emulator.backends.hybrid.layers import KvState, LayerState
 from emulator.backends.hybrid.model import SequenceState
 from emulator.backends.hybrid.state import (
     HEADER,
@@ -70,7 +70,7 @@ class Parcel:
             if len(rows):
                 self._put(layer, rows)
         elif done:
-            for part in [state.memory, state.recent] if isinstance(state, LinearState) else [state.kept]:
+            for part in state.parts:
                 self._put(layer, part)
         if done:
             assert self._filled == self._starts[layer + 1] - SEAL_BYTES, "not the size that the configuration says"

@@ -133,9 +133,9 @@ def decode(config: ModelConfig, layer: int, message: bytes | memoryview, expecte
 
 
 def _parts(state: LayerState, since: int, kind: Kind) -> list[Tensor]:
-    if isinstance(state, LinearState):
-        return [state.memory, state.recent]
-    return [state.kept[since - (state.end - state.held) :] if kind == "full" else state.kept]
+    if isinstance(state, KvState) and kind == "full":
+        return [state.kept[since - (state.end - state.held) :]]
+    return state.parts
 
 
 def _state(config: ModelConfig, kind: Kind, payload: bytes | memoryview, dtype: str, expected: Expected) -> LayerState:

@@ -11,15 +11,11 @@ from torch import Tensor
 
 from emulator.backends.hybrid.config import preset
 from emulator.backends.hybrid.handoff import Handoff, Lane, ThreadLane, lane
-from emulator.backends.hybrid.layers import KvState, LayerState, LinearState
+from emulator.backends.hybrid.layers import KvState, LayerState
 from emulator.backends.hybrid.model import HybridModel
 
 MODEL = HybridModel.seeded(preset("tiny", pattern="LSF", layers=6), 1)
 PROMPT = list(range(200))
-
-
-def parts(state: LayerState) -> list[Tensor]:
-    return [state.memory, state.recent] if isinstance(state, LinearState) else [state.kept]
 
 
 def test_every_layer_arrives_whole_and_in_order() -> None:
@@ -30,7 +26,7 @@ def test_every_layer_arrives_whole_and_in_order() -> None:
     assert [layer for layer, _ in arrived] == list(range(6))
     for (_, copy), own in zip(arrived, state.layers, strict=True):
         assert type(copy) is type(own)
-        for there, here in zip(parts(copy), parts(own), strict=True):
+        for there, here in zip(copy.parts, own.parts, strict=True):
             assert torch.equal(there, here)
             assert there.data_ptr() != here.data_ptr()
         if isinstance(copy, KvState) and isinstance(own, KvState):
