@@ -85,7 +85,7 @@ class ModelConfig:
 
     @property
     def fingerprint(self) -> str:
-        """The shape's identity: 32 hexadecimal digits. Weights have their own, `weights.fingerprint`."""
+        """The shape's identity: 32 hexadecimal digits. With the weights it is `HybridModel.fingerprint`."""
         data = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.blake2b(data.encode(), digest_size=16).hexdigest()
 
