@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from testbed.report.intervals import main_figures, repeated
 from testbed.report.window import TPOT_TOLERANCE
 from testbed.scenario import Scenario, ScenarioError
 from testbed.simulate import simulate
-from testbed.sources import sources
+from testbed.sources import code_sha256, files_sha256, sources
 
 GROWING: Final = 0.01
 """Queues grow when the requests that wait for their first token become more by over 1 % of the arrivals."""
@@ -125,28 +124,17 @@ def key(point: Point) -> str:
     scenario = point.scenario
     deployment = scenario.deployments[0]
     named = [code_version(), scenario.fingerprint(), repr(point.probe)]
-    files = [scenario.workload.trace, deployment.profiles.prfaas, deployment.profiles.pd]
-    named += [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name and Path(name).is_file()]
-    if ":" in deployment.policy.name:
-        named += [hashlib.sha256(source).hexdigest() for source in _sources(deployment.policy.name)]
+    named += files_sha256(scenario)
+    module, _, own = deployment.policy.name.partition(":")
+    if own:
+        named += [hashlib.sha256(source).hexdigest() for source in sources(module, Path.cwd()).values()]
     return hashlib.sha256("\n".join(named).encode()).hexdigest()[:24]
 
 
 @cache
 def code_version() -> str:
-    """A digest of what a run in virtual time depends on: the sources of this module and all of ours that it imports,
-    and the shipped profiles."""
-    digest = hashlib.sha256()
-    for source in sources(__name__).values():
-        digest.update(source)
-    for profile in sorted(resources.files("emulator").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
-        digest.update(profile.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _sources(policy: str) -> list[bytes]:
-    """Of somebody's own policy."""
-    return list(sources(policy.partition(":")[0], Path.cwd()).values())
+    """A digest of the code and the shipped profiles that a run in virtual time depends on."""
+    return code_sha256(__name__)[:16]
 
 
 def repeat(scenario: Scenario, first: Mapping[str, Any], repeats: int, runner: Runner) -> dict[str, Any]:

@@ -1,17 +1,40 @@
-"""The source files that code depends on, found by following imports: what digests of code are made of."""
+"""What a run in virtual time depends on: source files, found by following imports, and files that a scenario names."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 from collections.abc import Iterator
+from importlib import resources
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from testbed import fast
 
+if TYPE_CHECKING:
+    from testbed.scenario import Scenario
+
 ROOMS: Final = ("emulator", "netem", "testbed", "traces")
+
+
+def code_sha256(module: str, but: str | None = None) -> str:
+    """Of a module with all of ours that it imports, and of the shipped profiles. but: a package that is left out."""
+    whole = hashlib.sha256()
+    for name, source in sources(module).items():
+        if but is None or not name.startswith(but):
+            whole.update(f"{name}\0".encode() + hashlib.sha256(source).digest())
+    for profile in sorted(resources.files("emulator").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
+        whole.update(profile.read_bytes())
+    return whole.hexdigest()
+
+
+def files_sha256(scenario: Scenario) -> list[str]:
+    """Of the files that a scenario of one deployment names and that are there: trace, profiles, the link's recording."""
+    profiles, schedule = scenario.deployments[0].profiles, scenario.link.schedule or {}
+    named = [scenario.workload.trace, profiles.prfaas, profiles.pd, schedule.get("file")]
+    return [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in named if name and Path(name).is_file()]
 
 
 def sources(module: str, folder: Path | None = None) -> dict[str, bytes]:
@@ -28,12 +51,13 @@ def sources(module: str, folder: Path | None = None) -> dict[str, bytes]:
         if spec is None or spec.origin is None or not (_ours(name) or _below(spec.origin, folder)):
             continue
         found[name] = (fast.source(name) if name in fast.MODULES else Path(spec.origin)).read_bytes()
-        todo += _imported(found[name], name if spec.submodule_search_locations else name.rpartition(".")[0])
+        todo += imported(found[name], name if spec.submodule_search_locations else name.rpartition(".")[0])
     return {name: found[name] for name in sorted(found)}
 
 
-def _imported(source: bytes, package: str) -> Iterator[str]:
-    """Every name that may be a module: `from a import b` names a and a.b. package: where relative imports begin."""
+def imported(source: bytes, package: str) -> Iterator[str]:
+    """Every name that may be a module in what a source imports: `from a import b` names a and a.b. package: where
+    relative imports begin. Raises SyntaxError, or ValueError, for what is no source."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

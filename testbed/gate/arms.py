@@ -2,26 +2,28 @@
 
 A policy is a shipped name, `package.module:Class`, or `git:REV`, which is `prfaas` as that revision has it;
 `git:REV:POLICY` is another of its policies: a shipped name, with the whole scheduler of that revision, or
-`package.module:Class` of the repository that one stands in.
+`package.module:Class` of the repository that one stands in, with what it imports there as it was.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import io
 import subprocess
 import tarfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from testbed.gate.environment import SCHEDULER, Environment
+from testbed.gate.environment import Environment
 from testbed.gate.result import ArmResult
 from testbed.policies import SHIPPED, load_policy, unknown, wants_future
 from testbed.scenario_data import ScenarioError
 from testbed.scheduler.api import API_VERSION
-from testbed.sources import sources
+from testbed.sources import ROOMS, imported, sources
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = "testbed/scheduler"
@@ -59,10 +61,7 @@ def _of_tree(given: str) -> Arm:
         raise ScenarioError(f"{why}, or git:REV")
     made = load_policy(given)
     kind: Literal["shipped", "class"] = "shipped" if given in SHIPPED else "class"
-    files = {name: source for name, source in sources(SCHEDULER).items() if name.startswith(SCHEDULER)}
-    files |= {
-        name: (ROOT / f"{name.replace('.', '/')}.py").read_bytes() for name in _modules(ROOT) if name not in files
-    }
+    files = _modules(ROOT, FOLDER)
     repository, within = ROOT, FOLDER
     if kind == "class":
         files |= sources(given.partition(":")[0], Path.cwd())
@@ -100,9 +99,8 @@ def _of_revision(given: str, scratch: Path) -> Arm:
         environment, scheduler = Environment(scheduler=folder), files
     else:
         top = policy.partition(":")[0].partition(".")[0]
-        files = _extract(repository, revision, _entry(repository, revision, top, asked), folder, asked)
-        scheduler = {name: source for name, source in sources(SCHEDULER).items() if name.startswith(SCHEDULER)}
-        version, environment = API_VERSION, Environment(own=folder)
+        files = _extract_own(repository, revision, top, folder, asked)
+        scheduler, version, environment = _modules(ROOT, FOLDER), API_VERSION, Environment(own=folder)
     return Arm(
         ArmResult(
             given=given,
@@ -118,13 +116,9 @@ def _of_revision(given: str, scratch: Path) -> Arm:
     )
 
 
-def _modules(root: Path) -> list[str]:
-    """Every module of the scheduler, imported or not: a revision's digest is of all of them."""
-    return [
-        ".".join(path.relative_to(root).with_suffix("").parts)
-        for path in sorted((root / FOLDER).rglob("*.py"))
-        if path.name != "__init__.py"
-    ]
+def _modules(root: Path, within: str = ".") -> dict[str, bytes]:
+    """Every module that lies there, imported or not, by the name that it has from `root`."""
+    return {_module_name(path.relative_to(root)): path.read_bytes() for path in sorted((root / within).rglob("*.py"))}
 
 
 def _digest(files: dict[str, bytes]) -> str:
@@ -165,12 +159,29 @@ def _checkout(repository: Path, within: str) -> tuple[str | None, bool | None]:
         return None, None
 
 
-def _entry(repository: Path, revision: str, top: str, asked: str) -> str:
-    """Where a top-level module lies, below the folder that one stands in."""
-    for entry in (f"./{top}", f"./{top}.py"):
-        if _git(repository, "ls-tree", revision, entry).strip():
-            return entry
-    raise ScenarioError(f"revision {asked} has neither {top}/ nor {top}.py here; stand where it is imported from")
+def _extract_own(repository: Path, revision: str, top: str, folder: Path, asked: str) -> dict[str, bytes]:
+    """Lay a top-level module of a revision into `folder`, with all beside it that it imports, directly or not."""
+    there = _git(repository, "ls-tree", "-z", "--name-only", revision, "./").decode().split("\0")
+    entries = {name.removesuffix(".py"): name for name in there if name.endswith(".py")}
+    entries |= {name: name for name in there}  # a package goes before a module, as Python has it
+    if top not in entries:
+        raise ScenarioError(f"revision {asked} has neither {top}/ nor {top}.py here; stand where it is imported from")
+    files: dict[str, bytes] = {}
+    todo, done = [top], set(ROOMS)
+    while todo:
+        name = todo.pop()
+        if name in entries and name not in done:
+            done.add(name)
+            files = _extract(repository, revision, f"./{entries[name]}", folder, asked)
+            todo += _tops(files.values())
+    return files
+
+
+def _tops(files: Iterable[bytes]) -> Iterator[str]:
+    """The top-level modules that sources import; of what is no source, none."""
+    for source in files:
+        with contextlib.suppress(SyntaxError, ValueError):
+            yield from {name.partition(".")[0] for name in imported(source, "")}
 
 
 def _extract(repository: Path, revision: str, entry: str, folder: Path, asked: str) -> dict[str, bytes]:
@@ -181,7 +192,7 @@ def _extract(repository: Path, revision: str, entry: str, folder: Path, asked: s
         raise ScenarioError(f"revision {asked} has no {entry[2:]} ({error.stderr.decode().strip()})") from None
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
-    return {_module_name(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.py"))}
+    return _modules(folder)
 
 
 def _module_name(path: Path) -> str:

@@ -19,6 +19,7 @@ import orjson
 
 from testbed.gate.fingerprints import code_sha256, host, sha256_of
 from testbed.gate.jobs import Job, Measured
+from testbed.sources import files_sha256
 
 KEEP_DAYS: Final = 30.0
 """Runs of testbeds that nobody has used for so long are thrown away."""
@@ -41,10 +42,7 @@ class Cache:
 
     def key(self, identity: str, job: Job) -> str:
         """identity: of the arm (`Arm.identity`). The scenario's fingerprint has its policy and seed."""
-        workload, deployment = job.scenario.workload, job.scenario.deployments[0]
-        files = [workload.trace, deployment.profiles.prfaas, deployment.profiles.pd]
-        named = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name and Path(name).is_file()]
-        return sha256_of([identity, job.scenario.fingerprint(), list(job.rates_rps), named])
+        return sha256_of([identity, job.scenario.fingerprint(), list(job.rates_rps), files_sha256(job.scenario)])
 
     def get(self, key: str) -> Measured | None:
         """A run that is there and whole."""

@@ -10,14 +10,14 @@ import hashlib
 import platform
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata, resources
+from importlib import metadata
 from typing import Any, Final
 
 import orjson
 
+from testbed import sources
 from testbed.gate.environment import SCHEDULER
 from testbed.scenario import Scenario
-from testbed.sources import sources
 
 Like = dict[str, str]
 """ALIKE by name, each a SHA-256."""
@@ -29,13 +29,7 @@ ALIKE: Final = ("scenario_sha256", "trace_sha256", "host_sha256", "code_sha256")
 def code_sha256() -> str:
     """Of what a run depends on besides the policy: all code of ours that it imports but the scheduler's, and the
     profiles."""
-    whole = hashlib.sha256()
-    for name, source in sources("testbed.gate.measure").items():
-        if not name.startswith(SCHEDULER):
-            whole.update(f"{name}\0".encode() + hashlib.sha256(source).digest())
-    for profile in sorted(resources.files("emulator").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
-        whole.update(profile.read_bytes())
-    return whole.hexdigest()
+    return sources.code_sha256("testbed.gate.measure", but=SCHEDULER)
 
 
 @cache

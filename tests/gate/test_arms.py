@@ -81,6 +81,31 @@ def test_ones_own_policy_of_a_revision_is_imported_from_there(checkout, tmp_path
     assert not (checkout / ".git" / "index.lock").exists()
 
 
+def test_what_a_policy_of_a_revision_imports_is_of_that_revision_too(checkout, tmp_path):
+    (checkout / "minepolicy.py").write_text("import ownrules\n" + MINE)
+    (checkout / "ownrules").mkdir()
+    (checkout / "ownrules" / "__init__.py").write_text("from ownlimits import LIMIT\n")
+    (checkout / "ownlimits.py").write_text("LIMIT = 1\n")
+    (checkout / "unused.py").write_text("")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "three")
+    before = resolve("git:HEAD:minepolicy:Mine", "--baseline", tmp_path / "before")
+    (checkout / "ownlimits.py").write_text("LIMIT = 2\n")
+    git(checkout, "commit", "-qam", "four")
+    after = resolve("git:HEAD:minepolicy:Mine", "--baseline", tmp_path / "after")
+    assert before.identity != after.identity
+    own = before.environment.own
+    assert own is not None
+    assert (own / "ownlimits.py").read_text() == "LIMIT = 1\n"
+    assert sorted(path.name for path in own.iterdir()) == ["minepolicy.py", "ownlimits.py", "ownrules"]
+
+
+def test_ones_own_policy_of_a_revision_is_another_under_another_scheduler(checkout, tmp_path):
+    before = resolve("git:HEAD:minepolicy:Mine", "--baseline", tmp_path)
+    (checkout / "testbed" / "scheduler" / "baselines.py").write_text("# another\n")
+    assert resolve("git:HEAD:minepolicy:Mine", "--baseline", tmp_path).identity != before.identity
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.sources import sources
+from testbed.scenario import load
+from testbed.sources import files_sha256, sources
 
 
 @pytest.fixture
@@ -39,3 +40,15 @@ def test_somebodys_own_code_is_followed_below_their_folder(own):
 
 def test_without_a_folder_only_the_rooms_count(own):
     assert sources("ownpolicy.mine") == {}
+
+
+def test_every_file_that_a_scenario_names_counts_by_its_content(tmp_path):
+    profile, rates = tmp_path / "mine.yaml", tmp_path / "rates.csv"
+    profile.write_text((Path("emulator") / "profiles" / "toy.yaml").read_text())
+    rates.write_text("t_s,rate_bps\n0,8e9\n")
+    sets = (f"deployments.naive.profiles.prfaas={profile}", f"link.schedule={{kind: csv, file: {rates}}}")
+    scenario = load("toy", sets).only("naive")
+    before = files_sha256(scenario)
+    rates.write_text("t_s,rate_bps\n0,4e9\n")
+    assert (len(before), [one in before for one in files_sha256(scenario)]) == (2, [True, False])
+    assert files_sha256(load("toy").only("naive")) == []
