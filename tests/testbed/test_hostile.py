@@ -322,7 +322,13 @@ class TestHeads:
 
     @pytest.mark.parametrize(
         ("origin", "status"),
-        [("http://gateway:8000", 200), ("https://evil.example", 403), ("null", 403), ("http://gateway:8001", 403)],
+        [
+            ("http://gateway:8000", 200),
+            ("https://evil.example", 403),
+            ("null", 403),
+            ("http://gateway:8001", 403),
+            ("http://[", 403),
+        ],
     )
     async def test_a_page_of_another_site_may_not_ask(self, front: Front, origin: str, status: int) -> None:
         client = await front.client()
