@@ -82,7 +82,7 @@ class Watch:
             "session": {
                 "id": session.id,
                 "load": _is_load(session),
-                "policy": session.told.policy,
+                "policy": session.policy,
                 "in_flight": len(control.live),
                 "ended": dict(session.counts),
             },

@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from testbed.json_http import errors_as_answers
 from testbed.live import feed
 from testbed.live.mount import Live
-from tests.testbed.live_session import ROLES, SCENARIO, Played, played
+from tests.testbed.live_session import ROLES, SCENARIO, LongAway, Played, played
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "testbed/live/assets"
@@ -183,6 +183,12 @@ class TestTheFeed:
                 ("fault", "outage (stall)", "by hand")
             ]
             assert (await watcher.next("now"))["events"] == []
+
+    async def test_the_policy_is_the_one_in_charge(self, served: Served) -> None:
+        served.fleet.session.set_policy(LongAway(), "another", {})
+        async with served.watching() as watcher:
+            await watcher.next("hello")
+            assert (await watcher.next("now"))["session"]["policy"] == "another"
 
     async def test_whoever_comes_later_is_told_what_has_been(self, served: Served) -> None:
         served.fleet.session.disturbed("outage (stall)", "", healed=False)
