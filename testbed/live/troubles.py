@@ -205,12 +205,10 @@ class Troubles:
                 return partial(self._unhinder, one.id, fault.node)
             case faults.FrozenWorker() | faults.LostSite(how="frozen"):
                 nodes = sorted(self._away(fault))
-                await self._signal(nodes, "STOP")
-                return partial(self._signal, nodes, "CONT")
+                return await self._take(nodes, "STOP", partial(self._go_on, nodes))
             case faults.KilledWorker() | faults.LostSite():
                 nodes = sorted(self._away(fault))
-                await self._signal(nodes, "KILL")
-                return partial(self._restart, nodes)
+                return await self._take(nodes, "KILL", partial(self._restart, nodes))
         raise TypeError(f"{fault!r} cannot be made by hand")
 
     async def _lay(self, name: str, fault: Any) -> Undo:
@@ -234,14 +232,33 @@ class Troubles:
     async def _unhinder(self, name: str, node: str) -> None:
         self._hinder(node, name)
 
+    async def _take(self, nodes: list[str], signal: str, undo: Undo) -> Undo:
+        """Take workers away by a signal, all of them or none. Raises TestbedError."""
+        if dead := await self._that_are("dead", nodes):
+            raise TestbedError(f"{dead[0]} is dead already")
+        try:
+            await self._signal(nodes, signal)
+        except TestbedError:
+            with contextlib.suppress(TestbedError):
+                await undo()
+            raise
+        return undo
+
     async def _signal(self, nodes: list[str], name: str) -> None:
         for node in nodes:
             await self._supervisor.post("/signal", {"name": node, "signal": name})
 
+    async def _go_on(self, nodes: list[str]) -> None:
+        """One that was ended while it was frozen is not held any more."""
+        await self._signal(await self._that_are("running", nodes), "CONT")
+
     async def _restart(self, nodes: list[str]) -> None:
-        dead = {one["name"] for one in (await self._supervisor.get("/status"))["processes"] if one["state"] == "dead"}
-        restarts = [self._supervisor.post("/restart", {"name": node}) for node in nodes if node in dead]
-        await asyncio.gather(*restarts)
+        dead = await self._that_are("dead", nodes)
+        await asyncio.gather(*(self._supervisor.post("/restart", {"name": node}) for node in dead))
+
+    async def _that_are(self, state: str, nodes: list[str]) -> list[str]:
+        processes = (await self._supervisor.get("/status"))["processes"]
+        return [one["name"] for one in processes if one["name"] in nodes and one["state"] == state]
 
 
 async def _first(event: asyncio.Event, timeout_s: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -30,14 +30,16 @@ SHORT_S = 1.0  # model seconds; a tenth of a wall second
 
 
 class Desk:
-    """Troubles, with everything they turn to written down. refusing: what the outside refuses."""
+    """Troubles, with everything they turn to written down. refusing: what the outside refuses.
+    frail: a worker that takes no signal. dead: those that are."""
 
     def __init__(self, folder: Path) -> None:
         self.orders: list[tuple[str, Hinder]] = []
         self.told: list[tuple[str, str, bool]] = []
         self.layers: list[Any] = []
         self.posted: list[tuple[str, dict[str, Any]]] = []
-        self.refusing = ""
+        self.refusing = self.frail = ""
+        self.dead: set[str] = set()
         self.troubles = Troubles(SCENARIO, StateDir(folder), ROLES, self._order, self._tell)
         self.troubles._supervisor = self  # type: ignore[assignment]
 
@@ -52,10 +54,15 @@ class Desk:
         self.posted.append((path, body))
         if self.refusing:
             raise TestbedError(self.refusing)
+        if body["name"] in {self.frail, *self.dead} and path == "/signal":
+            raise TestbedError(f"{body['name']} cannot be signalled")
+        if body.get("signal") == "KILL":
+            self.dead.add(body["name"])
         return {}
 
     async def get(self, path: str) -> dict[str, Any]:
-        return {"processes": [{"name": name, "state": "dead"} for name in ROLES]}
+        names = (*ROLES, "prfaas-1")
+        return {"processes": [{"name": name, "state": "dead" if name in self.dead else "running"} for name in names]}
 
     async def gone(self) -> None:
         """Until no fault is left."""
@@ -157,6 +164,36 @@ async def test_a_killed_worker_is_started_again(desk: Desk) -> None:
 async def test_the_lost_site_is_its_workers_and_no_others(desk: Desk) -> None:
     await desk.troubles.begin(LostSite(at_s=0.0, duration_s=LONG_S))
     assert desk.posted == [("/signal", {"name": "prfaas-0", "signal": "KILL"})]
+
+
+async def test_a_site_with_a_dead_worker_is_not_lost_by_halves(desk: Desk) -> None:
+    desk.troubles._roles = {**ROLES, "prfaas-1": "prefill"}
+    desk.dead = {"prfaas-1"}
+    with pytest.raises(ApiError, match=r"prfaas-1 is dead already"):
+        await desk.troubles.begin(LostSite(at_s=0.0, duration_s=LONG_S, how="frozen"))
+    assert desk.posted == []
+
+
+@pytest.mark.parametrize(
+    ("how", "undone"),
+    [("frozen", ("/signal", {"name": "prfaas-0", "signal": "CONT"})), ("killed", ("/restart", {"name": "prfaas-0"}))],
+)
+async def test_a_site_that_cannot_be_lost_whole_is_as_it_was(
+    desk: Desk, how: Literal["frozen", "killed"], undone: tuple[str, dict[str, str]]
+) -> None:
+    desk.troubles._roles = {**ROLES, "prfaas-1": "prefill"}
+    desk.frail = "prfaas-1"
+    with pytest.raises(ApiError, match="prfaas-1 cannot be signalled"):
+        await desk.troubles.begin(LostSite(at_s=0.0, duration_s=LONG_S, how=how))
+    assert undone in desk.posted
+    assert desk.troubles.told() == []
+
+
+async def test_who_was_ended_while_frozen_is_not_held_any_more(desk: Desk) -> None:
+    await desk.troubles.begin(FrozenWorker(at_s=0.0, duration_s=SHORT_S, node="pd-d-0"))
+    desk.dead = {"pd-d-0"}
+    await desk.gone()
+    assert len(desk.posted) == 1
 
 
 async def test_a_worker_is_taken_away_once_only(desk: Desk) -> None:
