@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from emulator.backends.hybrid.attention import GroupedAttention, LatentAttention
 from emulator.backends.hybrid.config import MAX_BATCH, VOCABULARY, ModelConfig, ModelError
-from emulator.backends.hybrid.layers import GatedMlp, KvState, LayerState, Mixer, RMSNorm, pad_rows
+from emulator.backends.hybrid.layers import GatedMlp, LayerState, Mixer, RMSNorm, pad_rows
 from emulator.backends.hybrid.linear import LinearAttention
 
 
@@ -209,15 +209,3 @@ class HybridModel(nn.Module):
         rows = torch.nn.functional.pad(x, (0, 0, 0, MAX_BATCH - len(x)))
         out: Tensor = self.head(self.norm(rows))
         return out[: len(x)].float()
-
-
-def restore(model: HybridModel, full: SequenceState, tokens: int, snapshot: dict[int, LayerState]) -> SequenceState:
-    """The state after the first `tokens` of a sequence: its kept rows cut, its other layers as they were then."""
-    layers: list[LayerState] = []
-    for i, one in enumerate(full.layers):
-        if i in snapshot:
-            layers.append(snapshot[i].clone())
-        else:
-            assert isinstance(one, KvState)
-            layers.append(KvState(one.rows[:tokens].clone(), tokens, tokens))
-    return SequenceState(layers, tokens)

@@ -12,7 +12,8 @@ from emulator.backends.hybrid.attention import rotate
 from emulator.backends.hybrid.config import MAX_BATCH, PRESETS, SMALL, TINY, ModelConfig, ModelError, preset
 from emulator.backends.hybrid.delta import chunked, recurrent
 from emulator.backends.hybrid.layers import KvState, LinearState
-from emulator.backends.hybrid.model import HybridModel, restore
+from emulator.backends.hybrid.model import HybridModel
+from tests.emulator.hybrid.prefixes import prefix_of
 
 VARIANTS = {
     "3:1 KDA:MLA": TINY,
@@ -76,7 +77,7 @@ class TestModel:
         whole = model.empty()
         logits, snapshots = model.prefill(prompt, whole, keep=[64, 192])
         for place in (64, 192):
-            again = restore(model, whole, place, snapshots.places[place])
+            again = prefix_of(whole, place, snapshots.places[place])
             assert torch.equal(model.prefill(prompt[place:], again)[0], logits)
 
     def test_in_a_batch_the_logits_are_the_same(self, model: HybridModel) -> None:
@@ -111,10 +112,7 @@ class TestModel:
         for tokens in (1, 100, 300):
             state = model.empty()
             model.prefill(bytes_of(tokens), state)
-            weight = 0
-            for one in state.layers:
-                parts = [one.kept] if isinstance(one, KvState) else [one.memory, one.recent]
-                weight += sum(part.numel() * part.element_size() for part in parts)
+            weight = sum(part.nbytes for one in state.layers for part in one.parts)
             assert weight == model.config.state_bytes(tokens)
 
     def test_a_later_byte_changes_nothing_before_it(self, model: HybridModel) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from emulator.backends.hybrid.config import TINY, preset
 from emulator.backends.hybrid.layers import KvState, LinearState
-from emulator.backends.hybrid.model import HybridModel, SequenceState, restore
+from emulator.backends.hybrid.model import HybridModel, SequenceState
 from emulator.backends.hybrid.state import OVERHEAD_BYTES, Expected, StateError, decode, encode, message_bytes
+from tests.emulator.hybrid.prefixes import prefix_of
 
 CONFIG = preset("tiny", pattern="LSF", layers=3)
 TOKENS = 200
@@ -52,7 +53,7 @@ def test_after_a_cached_prefix_only_what_follows_crosses() -> None:
     told = messages(state, way)
     assert [len(m) for m in told] == [message_bytes(CONFIG, i, TOKENS, since) for i in range(3)]
     assert len(told[2]) - OVERHEAD_BYTES == CONFIG.layer_bytes("full", TOKENS - since)
-    prefix = restore(MODEL, state, since, snapshots.places[since])
+    prefix = prefix_of(state, since, snapshots.places[since])
     layers = [decode(CONFIG, i, message, way) for i, message in enumerate(told)]
     new, old = layers[2], prefix.layers[2]
     assert isinstance(new, KvState)
