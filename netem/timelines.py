@@ -68,7 +68,8 @@ def goodput_bps(
     last_ns = min(end_ns + round(catch_up_s * 1e9), *(timeline[-1][0] for timeline in timelines))
     moments = range(end_ns, max(end_ns, last_ns) + 1, _STRIDE_NS)
     lags = [behind(at_ns) for at_ns in moments]
-    end_ns = next(at_ns for at_ns, lag in zip(moments, lags, strict=True) if lag <= min(lags) + _SUPER_PACKET_BYTES)
+    bound = min(lags) + _SUPER_PACKET_BYTES
+    end_ns = next(at_ns for at_ns, lag in zip(moments, lags, strict=True) if lag <= bound)
     window_s = (end_ns - start_ns) / 1e9
     return delivered(timelines, start_ns, end_ns) * 8 / window_s, window_s
 
