@@ -73,12 +73,16 @@ class Wanted:
 
 
 def find(folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """The logs of these processes, of all of them without names. Raises TestbedError for a name that has none."""
-    found = {path.stem: path for path in sorted(folder.glob("*.log"))} if folder.is_dir() else {}
+    """The logs of these processes, of all of them without names. Raises TestbedError for a name that has none, and where
+    there are none at all."""
+    found = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if not found:
+        raise TestbedError(
+            f"{folder}: has no logs, since no testbed was started; start one (prfaas up), or set PRFAAS_STATE"
+        )
     for name in names:
         if name not in found:
-            known = ", ".join(found) or "none, since no testbed was started"
-            raise TestbedError(f"no log of {name!r}; there are: {known}")
+            raise TestbedError(f"no log of {name!r}; there are: {', '.join(found)}")
     return [found[name] for name in names or found]
 
 

@@ -57,6 +57,12 @@ def test_a_process_without_a_log_is_named_with_those_that_have_one(folder: Path)
         find(folder, ["gatway"])
 
 
+@pytest.mark.parametrize("names", [(), ("gateway",)])
+def test_where_no_testbed_was_started_that_is_said(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(TestbedError, match="no testbed was started; start one"):
+        find(tmp_path / "logs", names)
+
+
 def test_what_is_no_event_stays_with_the_one_before(folder: Path) -> None:
     with (folder / "gateway.log").open("a") as log:
         log.write("Traceback (most recent call last):\nValueError: x\n")
