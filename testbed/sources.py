@@ -31,7 +31,7 @@ def code_sha256(module: str, but: str | None = None) -> str:
 
 
 def files_sha256(scenario: Scenario) -> list[str]:
-    """Of the files that a scenario of one deployment names and that are there: trace, profiles, the link's recording."""
+    """Of the files that a scenario of one deployment names and that are there: trace, profiles, the link's record."""
     profiles, schedule = scenario.deployments[0].profiles, scenario.link.schedule or {}
     named = [scenario.workload.trace, profiles.prfaas, profiles.pd, schedule.get("file")]
     return [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in named if name and Path(name).is_file()]

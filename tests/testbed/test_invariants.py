@@ -221,6 +221,15 @@ class TestBreak:
         assert one.status == "broken"
         assert "after phase burst" in one.sentence
 
+    def test_requests_that_failed_in_a_burst_wait_no_longer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        burst = ran("burst", monkeypatch)
+        start_s, end_s = bursts(burst.scenario)[0][1:]
+
+        def some_failed(rows: pd.DataFrame) -> None:
+            rows.loc[rows["arrive_s"].between(start_s, end_s) & (rows.index % 3 == 0), "admitted_s"] = np.nan
+
+        assert found(with_rows(burst, some_failed), "drained").status == "held"
+
     def test_a_threshold_that_never_stays(self, run: Run) -> None:
         moving = with_changes(run, "threshold", np.arange(20.0, 40.0, 2.0), before=1e4, after=2e4)
         one = found(moving, "threshold_changes")
