@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from emulator.frames import secret_digest
+from emulator.log import Log
 
 HELLO_S: Final = 5.0  # wall seconds
 MOST_STRANGERS: Final = 64
 REASONS: Final = ("no_hello", "malformed", "wrong_version", "wrong_token", "unknown_node", "crowded")
 _TOLD_TIMES: Final = 5  # each reason is logged that often: whoever knocks does not fill the log
 
-log = logging.getLogger("door")
+log = Log("door")
 
 
 class Stranger(Protocol):
@@ -85,7 +85,7 @@ class Door:
         self.forget(stranger)
         self.refused[reason] += 1
         if self.refused[reason] <= _TOLD_TIMES:
-            log.warning("a connection was refused: %s", reason)
+            log.warning("connection refused", reason=reason)
         stranger.show_out(reason)
 
     def forget(self, stranger: Stranger) -> None:

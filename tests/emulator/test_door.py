@@ -100,6 +100,13 @@ class TestDoor:
         assert door.admit(peer, "p0", DIGEST)
         assert not any(visitor.shown_out for visitor in crowd[1:])
 
+    def test_a_reason_is_told_in_the_log_a_few_times(self, later: Later, caplog: pytest.LogCaptureFixture) -> None:
+        door = Door(TOKEN, {"p0"}, later)
+        for _ in range(20):
+            door.refuse(Visitor(), "malformed")
+        assert [vars(record)["fields"] for record in caplog.records] == 5 * [{"reason": "malformed"}]
+        assert door.refused["malformed"] == 20
+
     def test_who_has_gone_by_itself_is_not_counted(self, later: Later) -> None:
         door, visitor = Door(TOKEN, later=later), Visitor()
         door.knock(visitor)
