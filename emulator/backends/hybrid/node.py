@@ -6,11 +6,11 @@ but its machine's `Landed` brings it to life, and one that is withdrawn meanwhil
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from emulator.backend import Host
 from emulator.backends.hybrid.model import HybridModel, SequenceState
@@ -40,6 +40,17 @@ class Node:
         """What crosses from prefill to decode, after `tokens` tokens."""
         return parcel_bytes(self.model.config, tokens, answer=True)
 
+    def help(self, work: Callable[[], None]) -> None:
+        """Do it in the helper's thread. Where it raises the node ends, as where computing does: nobody would ever hear
+        of what was to come of it."""
+        self.helper.submit(work).add_done_callback(self._helped)
+
+    def _helped(self, done: Future[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            log.error("helping_failed", cause=error)
+            self.thread.tell(partial(self.host.stop, f"{type(error).__name__}: {error}"))
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -58,7 +69,6 @@ class Landings:
         self._coming: dict[int, tuple[bytearray, int]] = {}  # by token: memory, tokens of the sequence
         self._checking: set[int] = set()
         self._arrived: dict[int, Arrived] = {}
-        self._loop = asyncio.get_running_loop()
 
     def memory(self, expected: Expect, size_bytes: int) -> memoryview:
         memory = bytearray(size_bytes)
@@ -79,7 +89,7 @@ class Landings:
         found = self._coming.pop(token, None)
         if found is not None:
             self._checking.add(token)
-            self._loop.run_in_executor(self._node.helper, self._verify, token, *found)
+            self._node.help(partial(self._verify, token, *found))
 
     def close(self) -> None:
         self._coming.clear()

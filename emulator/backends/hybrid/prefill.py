@@ -84,7 +84,7 @@ class PrefillSide:
         prefix = self._loans[key]
         parcel = Parcel(self._node.model.config, self._node.fingerprint, prefix.tokens, answer=False)
         parcel.bind(order.token)
-        self._node.helper.submit(self._pack, prefix, parcel)
+        self._node.help(partial(self._pack, prefix, parcel))
         return parcel
 
     def close(self) -> None:
