@@ -23,7 +23,7 @@ IMAGES: Final = {"testbed": "prfaas-testbed", "model": "prfaas-testbed-model", "
 """Target of the Dockerfile -> tag."""
 
 
-def prepare(state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
+def prepare(state: StateDir, spec: LaunchSpec) -> None:
     """Build the image, write the compose file, and have compose make networks and containers. Raises TestbedError."""
     client = engine.connect()
     if (other := engine.owner(client)) is not None:
@@ -53,7 +53,6 @@ def prepare(state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
     }
     state.compose_env.write_text("".join(f"{name}={_quoted(str(value))}\n" for name, value in variables.items()))
     engine.compose(state, "create", "--no-build", "--pull", "never")
-    return {}
 
 
 def argv() -> list[str]:

@@ -33,9 +33,8 @@ class Launcher(Protocol):
     STOP_S: float
     PATIENCE: float
 
-    def prepare(self, state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
-        """Whatever can take long or fail, before anything is started: what the supervisor's configuration gets besides.
-        Raises TestbedError."""
+    def prepare(self, state: StateDir, spec: LaunchSpec) -> None:
+        """Whatever can take long or fail, before anything is started. Raises TestbedError."""
 
     def argv(self) -> list[str]:
         """The supervisor's command, to which `--config FILE` is appended. Raises TestbedError."""
@@ -127,8 +126,13 @@ def _start(state: StateDir, spec: LaunchSpec, launcher: Launcher, name: str) -> 
         try:
             with ours, theirs:
                 send_listener(ours, listener)
-                config = {"run_id": run_id, "state_dir": str(state.root), "handover_fd": theirs.fileno()}
-                config |= {**launcher.prepare(state, spec), "spec": spec.to_json()}
+                launcher.prepare(state, spec)
+                config = {
+                    "run_id": run_id,
+                    "state_dir": str(state.root),
+                    "handover_fd": theirs.fileno(),
+                    "spec": spec.to_json(),
+                }
                 write_json(state.config_file("supervisor"), config)
                 argv += ["--config", str(state.config_file("supervisor"))]
                 pid = _spawn(argv, state, run_id, theirs.fileno())

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from testbed.launch import processes
 from testbed.launch.spec import LaunchSpec
@@ -18,9 +17,8 @@ STOP_S = 6.0  # the supervisor gives its processes 3
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
-def prepare(state: StateDir, spec: LaunchSpec) -> Mapping[str, Any]:
+def prepare(state: StateDir, spec: LaunchSpec) -> None:
     """Nothing: pid 1 builds the namespaces."""
-    return {}
 
 
 def argv() -> list[str]:
