@@ -25,14 +25,12 @@ SAID: Final = ("rate_bps", "delay_s", "jitter_s", "loss", "outage", "per_flow_bp
 
 class Sample(NamedTuple):
     """Of one direction, model units. set_bps: 0 in an outage. measured_bps: on the wire, headers included, since the
-    sample before; None for the first. backlog_bytes: in the shaper's queue."""
+    sample before; None for the first."""
 
     t_ns: int
     direction: str
     set_bps: float | None
     measured_bps: float | None
-    backlog_bytes: float
-    drops: int
 
 
 class Step(NamedTuple):
@@ -77,8 +75,6 @@ class LinkLog:
                     direction,
                     self._scale.model_bps(float(row[6])) if row[6] else None,
                     None if measured is None else self._scale.model_bps(measured),
-                    int(row[5]) / self._scale.byte_scale,
-                    int(row[4]),
                 )
             )
         return made
