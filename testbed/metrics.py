@@ -181,7 +181,7 @@ class Metrics:
         tokens, decode_s = record.output_tokens, record.finished_s - record.admitted_s
         # A step of exactly 25 ms belongs below 25 ms, however its sum was rounded.
         tpot_s = round(decode_s / (tokens - 1), 9) if tokens > 1 else 0.0
-        self._success.labels("length" if tokens >= record.output_tokens_asked else "stop").inc()
+        self._success.labels(record.finish_reason).inc()
         self._generated.inc(tokens)
         self._answer_length.observe(tokens)
         self._e2e.observe(record.finished_s - record.arrive_s)

@@ -104,6 +104,13 @@ def test_a_request_that_was_answered_is_counted_once_everywhere(metrics: Metrics
     assert found.labels("prfaas_request_failures_total") == set()
 
 
+def test_an_answer_that_its_model_ended_with_the_last_token_asked_for_was_stopped(
+    metrics: Metrics, session: Stub
+) -> None:
+    metrics.ended(record(finish_reason="stop"))
+    assert Rendering(metrics, session)("vllm:request_success_total", finished_reason="stop") == 1
+
+
 def test_a_token_time_at_its_promise_is_below_it(metrics: Metrics, session: Stub) -> None:
     """0.025 s a token, summed up in floats, is a little more."""
     at_s = 0.1 + 0.2
