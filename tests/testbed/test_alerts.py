@@ -15,11 +15,6 @@ PROMTOOL = shutil.which("promtool")
 MISSING = "promtool is not there: apt-get install prometheus"
 pytestmark = pytest.mark.skipif(PROMTOOL is None and "PRFAAS_CI" not in os.environ, reason=MISSING)
 
-UNSHAPED, LINE_DOWN = (
-    'prfaas_link_unshaped_packets_total{direction="to_pd"}',
-    'prfaas_delay_line_down{direction="to_pd"}',
-)
-LATE = 'prfaas_timer_late_p99_wall_seconds{process="pd-d-0",node="pd-d-0"}'
 CASES = {  # alert -> series with a value a second from 0 on, fine until 9; when it is looked at again; labels and words
     "ProcessDown": (
         'up{job="prfaas",process="pd-p-0"}',
