@@ -73,8 +73,8 @@ class Wanted:
 
 
 def find(folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """The logs of these processes, of all of them without names. Raises TestbedError for a name that has none, and where
-    there are none at all."""
+    """The logs of these processes, of all of them without names. Raises TestbedError for a name that has none, and
+    where there are none at all."""
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if not found:
         raise TestbedError(
