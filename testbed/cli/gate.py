@@ -49,6 +49,8 @@ def gate(
     sys.path.insert(0, str(Path.cwd()))
     if a_a + calibrate + (candidate is not None) != 1:
         raise typer.BadParameter("give one of --candidate POLICY, --a-a and --calibrate")
+    if calibrate and seed is not None:
+        raise typer.BadParameter("--calibrate records the suite's own seeds; leave --seed out")
     chosen = suites.load(suite)
     cache = None if no_cache else default_folder()
     folder = new_folder(out, "calibration" if calibrate else f"gate-{chosen.name}")

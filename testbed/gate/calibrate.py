@@ -12,7 +12,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -108,13 +109,13 @@ def calibrate(
         environments = [arm.environment for arm in (first, *arms.values())]
         with Pool(environments, jobs or len(os.sched_getaffinity(0))) as workers:
             kept = Cache(cache)
-            runs = _record(suite, first, first, kept, workers, pool, on_run)
+            runs = _record(suite, first, kept, workers, pool, on_run)
             only = suite.model_copy(update={"scenarios": [steady]})
-            worse = {name: _record(only, arm, arm, kept, workers, pool, on_run)[STEADY] for name, arm in arms.items()}
+            worse = {name: _record(only, arm, kept, workers, pool, on_run)[STEADY] for name, arm in arms.items()}
     rng = np.random.default_rng(20260401)
     courses = {one.name: Course.of(suite, one) for one in suite.scenarios}
-    verdicts: dict[str, int] = {}
-    claims: dict[str, int] = {}
+    verdicts: Counter[str] = Counter()
+    claims: Counter[str] = Counter()
     for _ in range(trials):
         said = []
         for name, course in courses.items():
@@ -122,25 +123,21 @@ def calibrate(
             pairs = [Pair(i, runs[name][a], runs[name][b]) for i, (a, b) in enumerate(drawn.reshape(-1, 2).tolist())]
             verdict, by_metric = try_course(suite, course, pairs)
             said.append(verdict)
-            for metric in (metric for metric, found in by_metric.items() if found in ("worse", "better")):
-                claims[f"{name} {metric}"] = claims.get(f"{name} {metric}", 0) + 1
-        overall = together(said)
-        verdicts[overall] = verdicts.get(overall, 0) + 1
+            claims.update(f"{name} {metric}" for metric, found in by_metric.items() if found in ("worse", "better"))
+        verdicts[together(said)] += 1
     power = [
         _power(of, course, runs[STEADY], worse[name], WORSE[name][0], WORSE[name][1], trials, rng)
         for of, course in _with_that_steady(suite, courses[STEADY])
         for name in WORSE
     ]
-    broken = {
-        f"{name}: {one['name']}": sum(
-            found["name"] == one["name"] and _breaks(found) for run in ran for found in run["findings"]
-        )
+    broken = Counter(
+        f"{name}: {found['name']}"
         for name, ran in runs.items()
         for run in ran
-        for one in run["findings"]
-        if _breaks(one)
-    }
-    false_worse = verdicts.get("worse", 0)
+        for found in run["findings"]
+        if found["status"] == "broken" and found["promised"]
+    )
+    false_worse = verdicts["worse"]
     result = Calibration(
         suite=suite.name,
         baseline=baseline,
@@ -148,7 +145,7 @@ def calibrate(
         trials=trials,
         a_a=verdicts,
         false_worse=false_worse,
-        false_better=verdicts.get("better", 0),
+        false_better=verdicts["better"],
         by_objective=claims,
         broken=broken,
         power=power,
@@ -172,15 +169,9 @@ def _with_that_steady(suite: Suite, steady: Course) -> list[tuple[Suite, Course]
     return out
 
 
-def _breaks(finding: Mapping[str, object]) -> bool:
-    return finding["status"] == "broken" and bool(finding["promised"])
-
-
-def _record(
-    suite: Suite, baseline: Arm, candidate: Arm, cache: Cache, workers: Pool, pool: int, on_run: OnRun
-) -> dict[str, list[Measured]]:
+def _record(suite: Suite, arm: Arm, cache: Cache, workers: Pool, pool: int, on_run: OnRun) -> dict[str, list[Measured]]:
     """`pool` runs of an arm in each scenario of a suite, seeds from the suite's first on."""
-    gate = Gate(suite, baseline, candidate, cache, on_run=on_run)
+    gate = Gate(suite, arm, arm, cache, on_run=on_run)
     runs = gate.pool_of("baseline", pool, workers)
     return {course.compared.name: ran for course, ran in zip(gate.courses, runs, strict=True)}
 

@@ -32,7 +32,7 @@ from testbed.scenario_data import ScenarioError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One seed's runs. like: what each depends on besides the policy."""
+    """One seed's runs."""
 
     seed: int
     baseline: Measured

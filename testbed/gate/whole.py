@@ -67,16 +67,20 @@ def gate(
         kept = Cache(cache)
         if not a_a and first.identity == second.identity:
             return _kept(_same_code(suite, first, second, time.monotonic() - started_s), out)
+        wired = None
+        if any(one.clock == "wire" for one in suite.scenarios):
+            if bring_up is None or out is None:
+                raise ScenarioError(f"suite {suite.name}: has scenarios on the wire; run it as `prfaas gate`")
+            _refuse_revisions(first, second)
+            wired = bring_up, out
         comparison = Gate(suite, first, second, kept, a_a=a_a, seed=seed, on_run=on_run)
         environments = [first.environment, second.environment]
         pool = stack.enter_context(Pool(environments, jobs or len(os.sched_getaffinity(0))))
         comparison.run(pool)
-        if any(one.clock == "wire" for one in suite.scenarios):
-            if bring_up is None or out is None:
-                raise ScenarioError(f"suite {suite.name}: has scenarios on the wire; run it as `prfaas gate`")
+        if wired is not None:
             from testbed.gate.wire import run_wire
 
-            run_wire(comparison, bring_up, out)
+            run_wire(comparison, *wired)
         scenarios = [comparison.result(course) for course in comparison.courses]
         if out is not None:
             scenarios = keep_artefacts(comparison, scenarios, pool, out)
@@ -99,6 +103,16 @@ def gate(
         )
         result = _whole(suite, first, second, scenarios, notes, totals, a_a=a_a)
     return _kept(result, out)
+
+
+def _refuse_revisions(*arms: Arm) -> None:
+    """Raises ScenarioError for a policy of another revision: on the wire the processes of a testbed are of one."""
+    for arm in arms:
+        if arm.told.kind == "git":
+            raise ScenarioError(
+                f"{arm.told.given}: a testbed's processes are of one revision; on the wire compare policies by name or "
+                "as package.module:Class, or take the suite quick or full"
+            )
 
 
 def _kept(result: GateResult, out: Path | None) -> GateResult:

@@ -17,7 +17,7 @@ from testbed.gate.fingerprints import like
 from testbed.gate.jobs import Measured
 from testbed.gate.measure import own_findings
 from testbed.gate.run import ARMS, Course, Done, Gate
-from testbed.scenario import Scenario, ScenarioError
+from testbed.scenario import Scenario
 from testbed.simulate import simulate
 
 if TYPE_CHECKING:
@@ -32,15 +32,8 @@ FIDELITY: Final = 0.25
 def run_wire(gate: Gate, bring_up: BringUp, out: Path) -> None:
     """Run the wire's scenarios of a gate, each on a testbed of its own. out: where each run's results go.
 
-    bring_up: the testbed of a scenario, up as long as its context. Raises ScenarioError for a policy of another
-    revision: the processes of a testbed are of one.
+    bring_up: the testbed of a scenario, up as long as its context.
     """
-    for arm in gate.arms.values():
-        if arm.told.kind == "git":
-            raise ScenarioError(
-                f"{arm.told.given}: a testbed's processes are of one revision; on the wire compare policies by name or "
-                "as package.module:Class, or take the suite quick or full"
-            )
     for course in (course for course in gate.courses if course.compared.clock == "wire"):
         with bring_up(course.scenario.only(None, gate.arms["baseline"].policy)) as testbed:
             while not course.stopped:

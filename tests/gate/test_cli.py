@@ -21,6 +21,7 @@ def prfaas(*words: str) -> subprocess.CompletedProcess[str]:
     [
         ((), "give one of --candidate POLICY, --a-a and --calibrate"),
         (("--candidate", "naive", "--a-a"), "give one of"),
+        (("--calibrate", "--seed", "5"), "--calibrate records the suite's own seeds; leave --seed out"),
         (("--candidate", "naif"), "--candidate naif: did you mean naive"),
         (("--candidate", "naive", "--suite", "quik"), "suite 'quik': not one of the shipped ones (full, quick, wire)"),
         (("--candidate", "naive", "--out", "tests"), "is there already"),

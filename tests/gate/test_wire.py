@@ -8,6 +8,7 @@ import pytest
 
 import testbed.load
 from testbed.gate import wire
+from testbed.gate.run import Gate
 from testbed.gate.suite import load
 from testbed.gate.whole import gate
 from testbed.scenario import ScenarioError
@@ -79,11 +80,16 @@ def test_a_meter_that_fails_again_makes_it_invalid(link, tmp_path):
     assert "late" in result.reasons[0]
 
 
-def test_a_policy_of_another_revision_is_refused(link, tmp_path):
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    monkeypatch.setattr(Gate, "run", lambda *_: pytest.fail("it ran what is refused afterwards"))
+
+
+def test_a_policy_of_another_revision_is_refused(nothing_runs, tmp_path):
     with pytest.raises(ScenarioError, match="a testbed's processes are of one revision"):
         run(tmp_path, "git:HEAD:naive")
 
 
-def test_a_suite_with_the_wire_needs_a_testbed(tmp_path):
+def test_a_suite_with_the_wire_needs_a_testbed(nothing_runs, tmp_path):
     with pytest.raises(ScenarioError, match="run it as `prfaas gate`"):
         gate(SUITE, "static", "naive", cache=None, out=tmp_path)
