@@ -216,8 +216,9 @@ class Troubles:
     # rollback
     def _undo(self) -> None:
         """Heal whatever is not; what cannot be healed shows in the checks that follow."""
-        with contextlib.suppress(TestbedError):
-            self._signal(sorted(self._stopped), "CONT")
+        for node in sorted(self._stopped):
+            with contextlib.suppress(TestbedError):  # it may have died meanwhile
+                self._signal([node], "CONT")
         with contextlib.suppress(TestbedError):
             dead = [one["name"] for one in self._processes() if one["state"] == "dead" and one["name"] in self._nodes]
             if dead:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from emulator.messages import Hinder
 from testbed.chaos import experiment as experiments
-from testbed.chaos import faults, virtual
+from testbed.chaos import faults, virtual, wire
 from testbed.chaos.experiment import Experiment, parse
 from testbed.chaos.journal import Check, Journal
 from testbed.chaos.judge import judge, largest_queue
@@ -22,6 +22,8 @@ from testbed.chaos.load import leaving, stalled
 from testbed.chaos.orders import hinder, wall_steps
 from testbed.chaos.wire import account_checks
 from testbed.cli import app
+from testbed.launch.state import StateDir, TestbedError
+from testbed.load import Testbed
 from testbed.scenario import Scale, ScenarioError, load
 from traces.load import Trace
 from traces.request import Request
@@ -268,6 +270,33 @@ class TestJournal:
         found = {one.what.split(":")[0]: one.found for one in account_checks({"in_flight": 0, "accounts": accounts}) if
                  not one.ok}  # fmt: skip
         assert found == {"b": "outbox_bytes 7", "c": "slowdown 4.0"}
+
+
+class TestRollback:
+    """On the wire; what it does in namespaces: tests/wire/test_chaos.py."""
+
+    def test_a_frozen_worker_that_died_keeps_no_other_from_going_on(self, tmp_path: Path) -> None:
+        experiment = made(fault("lost_site", 100, how="frozen"))
+        testbed = Testbed(StateDir(tmp_path), experiment.resolved(), 1)
+        troubles = wire.Troubles(testbed, testbed.scenario, experiment, Journal(experiment, "wire", "prfaas", 1))
+        went_on = []
+
+        class Supervisor:
+            """prfaas-0 is dead and has been restarted by nobody."""
+
+            def post(self, path: str, body: dict[str, str]) -> None:
+                if body["name"] == "prfaas-0" and body["signal"] == "CONT":
+                    raise TestbedError("prfaas-0 was ended by SIGKILL; it cannot be signalled")
+                if body["signal"] == "CONT":
+                    went_on.append(body["name"])
+
+            def get(self, path: str) -> dict[str, list[Any]]:
+                return {"processes": []}
+
+        troubles._supervisor = Supervisor()  # type: ignore[assignment]
+        troubles._signal(["prfaas-0", "prfaas-1"], "STOP")
+        troubles._undo()
+        assert went_on == ["prfaas-1"]
 
 
 class TestVirtual:
