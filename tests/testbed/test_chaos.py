@@ -23,7 +23,6 @@ from testbed.chaos.orders import hinder, wall_steps
 from testbed.chaos.wire import account_checks
 from testbed.cli import app
 from testbed.launch.state import StateDir, TestbedError
-from testbed.load import Testbed
 from testbed.scenario import Scale, ScenarioError, load
 from traces.load import Trace
 from traces.request import Request
@@ -277,12 +276,12 @@ class TestRollback:
 
     def test_a_frozen_worker_that_died_keeps_no_other_from_going_on(self, tmp_path: Path) -> None:
         experiment = made(fault("lost_site", 100, how="frozen"))
-        testbed = Testbed(StateDir(tmp_path), experiment.resolved(), 1)
+        testbed = wire.Testbed(StateDir(tmp_path), experiment.resolved(), 1)
         troubles = wire.Troubles(testbed, testbed.scenario, experiment, Journal(experiment, "wire", "prfaas", 1))
         went_on = []
 
         class Supervisor:
-            """prfaas-0 is dead and has been restarted by nobody."""
+            """prfaas-0 is dead, and nobody has started it again."""
 
             def post(self, path: str, body: dict[str, str]) -> None:
                 if body["name"] == "prfaas-0" and body["signal"] == "CONT":
