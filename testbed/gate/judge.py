@@ -166,20 +166,23 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def amount(objective: Objective | ObjectiveResult, effect: float | None) -> str:
-    """An effect for people: `+5.2 %`, `-0.013 share`, `?` where there is none."""
+def amount(objective: Objective | ObjectiveResult, effect: float | None, *, sign: bool = True) -> str:
+    """An effect for people: `+5.2 %`, `+0.013 s`, of a share `-0.3 points`; `open` where it has no end."""
     if effect is None:
-        return "?"
+        return "open"
+    form = "+" if sign else ""
     if objective.relative:
-        return f"{effect:+.0%}".replace("%", " %") if abs(effect) >= 1 else f"{effect * 100:+.2g} %"
-    return f"{effect:+.3g} {objective.unit}".rstrip()
+        return f"{effect * 100:{form}.2g} %" if abs(effect) < 1 else f"{effect * 100:{form}.0f} %"
+    if objective.unit == "share":
+        return f"{effect * 100:{form}.2g} points"
+    return f"{effect:{form}.3g} {objective.unit}".rstrip()
 
 
 def _sentence(objective: Objective, verdict: Verdict, effect: float | None, interval: Interval, n: int) -> str:
     if effect is None:
         return f"{objective.metric}: has no value in some of {n} runs, so nothing can be said"
     between = f"{amount(objective, interval.low)} to {amount(objective, interval.high)}, {n} seeds"
-    least = amount(objective, objective.least).lstrip("+")
+    least = amount(objective, objective.least, sign=False)
     said = f"{objective.metric}: {amount(objective, effect)} ({between})"
     match verdict:
         case "worse" | "better":

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from testbed.gate.calibrate import Calibration
 from testbed.gate.judge import amount
-from testbed.gate.result import GateResult, ObjectiveResult
+from testbed.gate.report.words import value
+from testbed.gate.result import GateResult
 
 STYLES: Final = {
     "better": "bold green",
@@ -96,19 +97,15 @@ def _table(result: GateResult) -> Table:
             table.add_row(
                 one.name if i == 0 else "",
                 objective.metric,
-                _value(objective.baseline_mean, objective),
-                _value(objective.candidate_mean, objective),
-                amount(objective, objective.effect),
+                value(objective.baseline_mean, objective.unit),
+                value(objective.candidate_mean, objective.unit),
+                "-" if objective.effect is None else amount(objective, objective.effect),
                 f"{amount(objective, objective.interval.low)} to {amount(objective, objective.interval.high)}",
-                amount(objective, objective.minimum).lstrip("+"),
+                amount(objective, objective.minimum, sign=False),
                 str(len(one.seeds)),
                 f"[{STYLES[objective.verdict]}]{objective.verdict}[/]",
             )
     return table
-
-
-def _value(value: float | None, objective: ObjectiveResult) -> str:
-    return "-" if value is None else f"{value:.4g} {objective.unit}".rstrip()
 
 
 def show_calibration(found: Calibration) -> None:

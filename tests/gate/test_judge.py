@@ -7,6 +7,7 @@ import pytest
 
 from testbed.gate.judge import (
     Pair,
+    amount,
     differences,
     judge_invariants,
     read,
@@ -111,6 +112,20 @@ def test_what_is_told_is_the_share_by_which_the_candidate_is_larger():
     assert told.change == pytest.approx(-told.effect / 0.02)
     assert (told.baseline_mean, told.confidence) == (4.0, 0.99)
     assert "worse, beyond the 2 % that count" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("minimum", "metric", "effect", "said"),
+    [
+        ("2%", "ttft_s.p90", 0.052, "+5.2 %"),
+        ("2%", "ttft_s.p90", 1.5, "+150 %"),
+        (0.1, "goodput_rps", -0.3, "-0.3 req/s"),
+        (0.01, "offload_fraction", -0.013, "-1.3 points"),
+        ("2%", "ttft_s.p90", None, "open"),
+    ],
+)
+def test_an_effect_is_told_in_the_unit_of_what_it_is_of(minimum, metric, effect, said):
+    assert amount(Objective(metric=metric, better="lower", minimum=minimum), effect) == said
 
 
 def test_equal_runs_are_the_same():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.explain import Explainer
+from testbed.gate.judge import amount
 from testbed.gate.report.arm import drawn
 from testbed.gate.report.figures import figures_table
 from testbed.gate.report.requests import lost_most, worst
@@ -19,7 +20,6 @@ from testbed.gate.report.words import (
     metric_name,
     metric_root,
     plural,
-    share,
     value,
 )
 from testbed.gate.result import GateResult, InvariantResult, ObjectiveResult, ScenarioResult
@@ -110,12 +110,12 @@ def _row(one: ScenarioResult, objective: ObjectiveResult) -> list[Cell]:
         Cell(f"{one.name}: {metric_name(objective.metric)}", f"{objective.better} is better"),
         Cell(value(objective.baseline_mean, objective.unit)),
         Cell(value(objective.candidate_mean, objective.unit)),
-        Cell("-" if objective.effect is None else share(objective, objective.effect), state=objective.verdict),
+        Cell("-" if objective.effect is None else amount(objective, objective.effect), state=objective.verdict),
         Cell(
-            f"{share(objective, low)} to {share(objective, high)}",
-            f"bootstrap {share(objective, boot.low)} to {share(objective, boot.high)}",
+            f"{amount(objective, low)} to {amount(objective, high)}",
+            f"bootstrap {amount(objective, boot.low)} to {amount(objective, boot.high)}",
         ),
-        Cell(share(objective, objective.minimum, sign=False)),
+        Cell(amount(objective, objective.minimum, sign=False)),
         Cell(str(len(one.seeds))),
         Cell(objective.verdict, state=objective.verdict),
         Cell("", glyph=_glyph(objective)),
@@ -123,7 +123,7 @@ def _row(one: ScenarioResult, objective: ObjectiveResult) -> list[Cell]:
 
 
 def _glyph(objective: ObjectiveResult) -> Glyph | None:
-    if objective.effect is None:
+    if objective.change is None:
         return None
     sign = 1.0 if objective.better == "higher" else -1.0
 
@@ -132,7 +132,7 @@ def _glyph(objective: ObjectiveResult) -> Glyph | None:
 
     ends = (units(objective.interval.low), units(objective.interval.high))
     low, high = ends if sign > 0 else ends[::-1]
-    return Glyph(low, sign * objective.effect / objective.minimum, high)
+    return Glyph(low, objective.change, high)
 
 
 def _section(result: GateResult, one: ScenarioResult, folder: Path, *, first: bool) -> Section:

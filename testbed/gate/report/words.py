@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from testbed.gate.result import ObjectiveResult
-
 ROOTS: Final = {
     "ttft_s": ("TTFT", "time to first token, from when the workload schedules a request to its first at the client"),
     "tpot_s": ("TPOT", "time per output token after the first"),
@@ -151,18 +149,6 @@ def value(number: float | None, unit: str) -> str:
     if unit == "share":
         return f"{number:.1%}".replace("%", " %")
     return f"{number:,.4g} {unit}".rstrip()
-
-
-def share(objective: ObjectiveResult, effect: float | None, sign: bool = True) -> str:
-    """A change in words: `+5.2 %`, `+0.013 s`, of a share `-0.3 points` (of a hundred); `open`: nothing bounds it."""
-    if effect is None:
-        return "open"
-    form = "+" if sign else ""
-    if objective.relative:
-        return f"{effect * 100:{form}.2g} %" if abs(effect) < 1 else f"{effect * 100:{form}.0f} %"
-    if objective.unit == "share":
-        return f"{effect * 100:{form}.2g} points"
-    return f"{effect:{form}.3g} {objective.unit}".rstrip()
 
 
 def plural(count: int, what: str) -> str:
