@@ -40,15 +40,19 @@ def files_sha256(scenario: Scenario) -> list[str]:
 def sources(module: str, folder: Path | None = None) -> dict[str, bytes]:
     """The source of a module, and of every module of the four rooms that it imports, directly or not, by name.
 
-    folder: whatever lies below it is followed as well: somebody's own code. Never a compiled build.
+    folder: for somebody's own code: the module's package, wherever it lies, and whatever lies below the folder are
+    followed as well. Never a compiled build.
     """
+    package = None if folder is None else module.partition(".")[0]
     found: dict[str, bytes] = {}
     specs: dict[str, ModuleSpec | None] = {}
     todo = [module]
     while todo:
         name = todo.pop()
         spec = None if name in found or (folder is None and not _ours(name)) else _spec(name, specs)
-        if spec is None or spec.origin is None or not (_ours(name) or _below(spec.origin, folder)):
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        if not (_ours(name) or name.partition(".")[0] == package or _below(spec.origin, folder)):
             continue
         found[name] = (fast.source(name) if name in fast.MODULES else Path(spec.origin)).read_bytes()
         todo += imported(found[name], name if spec.submodule_search_locations else name.rpartition(".")[0])
@@ -87,9 +91,4 @@ def _ours(name: str) -> bool:
 
 def _below(origin: str, folder: Path | None) -> bool:
     path = Path(origin)
-    return (
-        folder is not None
-        and path.suffix == ".py"
-        and "site-packages" not in path.parts
-        and path.is_relative_to(folder)
-    )
+    return folder is not None and "site-packages" not in path.parts and path.is_relative_to(folder)

@@ -38,6 +38,12 @@ def test_somebodys_own_code_is_followed_below_their_folder(own):
     assert "json" not in found
 
 
+def test_a_package_from_elsewhere_counts_whole(own, tmp_path_factory):
+    found = sources("ownpolicy.mine", tmp_path_factory.mktemp("elsewhere"))
+    assert {"ownpolicy", "ownpolicy.mine", "ownpolicy.rules"} <= set(found)
+    assert "ownhelper" not in found
+
+
 def test_without_a_folder_only_the_rooms_count(own):
     assert sources("ownpolicy.mine") == {}
 
