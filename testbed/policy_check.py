@@ -103,13 +103,11 @@ def _differing(runs: list[dict[str, Any]], at_class: str) -> list[Violation]:
 
 
 def _watched(name: str, hash_seed: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, fast.PURE: "1"}
-    path = os.pathsep.join([os.getcwd(), *filter(None, [environment.get("PYTHONPATH", "")])])
     command = [sys.executable, "-m", "testbed.policy_check_run", name]
     try:
         done = subprocess.run(
             command,
-            env={**environment, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, fast.PURE: "1"},
             capture_output=True,
             timeout=LONGEST_S,
             stdin=subprocess.DEVNULL,
