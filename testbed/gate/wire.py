@@ -56,16 +56,17 @@ def _pair(gate: Gate, course: Course, testbed: Testbed, out: Path) -> None:
 
 
 def _measure(scenario: Scenario, testbed: Testbed, folder: Path) -> Measured:
-    """One load, tried again when its meter failed, beside the same in virtual time."""
+    """One load, tried again when its meter failed, beside the same in virtual time. folder: of the try that counts; one
+    that failed is put aside, as `FOLDER-invalid-1`."""
     from testbed.load import run_load
 
     name, up = scenario.deployments[0].policy.name, testbed.scenario.deployments[0].policy.name
     started_s = time.perf_counter()
     for attempt in range(1, TRIES + 1):
-        place = folder if attempt == 1 else folder.with_name(f"{folder.name}-again")
-        outcome = run_load(testbed, scenario, place, policy=None if name == up else name)
-        if outcome.summary["verdict"]["status"] != "invalid":
+        outcome = run_load(testbed, scenario, folder, policy=None if name == up else name)
+        if attempt == TRIES or outcome.summary["verdict"]["status"] != "invalid":
             break
+        folder.rename(folder.with_name(f"{folder.name}-invalid-{attempt}"))
     summary: dict[str, Any] = outcome.summary
     facts = orjson.loads((outcome.folder / "provenance.json").read_bytes())
     virtual = simulate(scenario).summary["ttft_s"]["p90"]

@@ -28,6 +28,7 @@ def link(monkeypatch):
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
         folder.mkdir(parents=True)
         (folder / "provenance.json").write_bytes(orjson.dumps({"trace": {"rows_sha256": str(scenario.seed)}}))
+        (folder / "status").write_text(status)
         summary = {
             "verdict": {"status": status, "reasons": [] if status == "valid" else ["late"]},
             "requests": {"scheduled": 100, "failed": 0, "by_error": {}},
@@ -69,8 +70,13 @@ def test_a_far_slower_policy_is_worse(link, tmp_path):
 
 def test_a_run_whose_meter_failed_is_tried_once_more(link, tmp_path):
     link.status["static"] = ["invalid", "valid"]
-    assert run(tmp_path).verdict == "same"
+    result = run(tmp_path)
+    assert result.verdict == "same"
     assert link.calls[0] == link.calls[1]
+    folder = tmp_path / "out" / "smoke"
+    seed = result.scenarios[0].seeds[0]
+    assert (folder / f"baseline-{seed}" / "status").read_text() == "valid"
+    assert (folder / f"baseline-{seed}-invalid-1" / "status").read_text() == "invalid"
 
 
 def test_a_meter_that_fails_again_makes_it_invalid(link, tmp_path):
