@@ -91,7 +91,8 @@ def roles(axis: Axis, folder: Path) -> dict[str, Any]:
     """How many instances serve in each role over time, as steps: {"t_s", then ROLES}. One that reloads for another role
     serves in none; one that is lost keeps its role here, and is an event of `over_time`."""
     fleet = read_scenario(folder).deployments[0].fleet
-    counts = dict(zip(ROLES, (fleet.n_prfaas, fleet.n_p, fleet.n_d), strict=True))
+    first = dict(zip(ROLES, (fleet.n_prfaas, fleet.n_p, fleet.n_d), strict=True))
+    counts = dict(first)
     moves: dict[str, list[tuple[float, float]]] = {name: [] for name in ROLES}
     for one in axis.events:
         if one["event"] == "role":
@@ -102,7 +103,6 @@ def roles(axis: Axis, folder: Path) -> dict[str, Any]:
             continue
         counts[name] += by
         moves[name].append((float(one["t_s"]), float(counts[name])))
-    first = dict(zip(ROLES, (fleet.n_prfaas, fleet.n_p, fleet.n_d), strict=True))
     times = np.array(sorted({0.0, axis.end_s, *(at_s for steps in moves.values() for at_s, _ in steps)}))
     return {
         "t_s": short(times),
