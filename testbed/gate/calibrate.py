@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from testbed.gate.arms import Arm, resolve
 from testbed.gate.cache import Cache
 from testbed.gate.jobs import Measured
-from testbed.gate.judge import Pair, differences, judge_invariants, read, together
+from testbed.gate.judge import Pair, differences, judge_invariants, read, together, why_stop
 from testbed.gate.pool import Pool
 from testbed.gate.result import Interval, Verdict
 from testbed.gate.run import Course, Gate
@@ -178,21 +178,17 @@ def _record(suite: Suite, arm: Arm, cache: Cache, workers: Pool, pool: int, on_r
 
 def try_course(suite: Suite, course: Course, pairs: Sequence[Pair]) -> tuple[Verdict, dict[str, Verdict]]:
     """A scenario's verdict, and each objective's, as the gate comes to them: it looks after its rounds, and stops."""
-    n = course.least
-    while True:
-        last = n >= course.most
-        seen = pairs[:n]
-        found = {
-            objective.metric: read(
-                objective, differences(objective, seen), alpha=suite.share, planned=course.most, last=last
-            ).verdict
-            for objective in course.compared.objectives
-        }
-        promises = any(one.worse for one in judge_invariants(seen))
-        if last or promises or all(found.values()):
-            verdicts: dict[str, Verdict] = {metric: verdict or "inconclusive" for metric, verdict in found.items()}
-            return together([*verdicts.values(), *(["worse"] if promises else [])]), verdicts  # type: ignore[list-item]
+    objectives, n = course.compared.objectives, course.least
+    while not why_stop(objectives, pairs[:n], alpha=suite.share, most=course.most):
         n = min(n + suite.seeds.a_round, course.most)
+    seen = pairs[:n]
+    found: dict[str, Verdict] = {}
+    for one in objectives:
+        verdict = read(one, differences(one, seen), alpha=suite.share, planned=course.most, last=True).verdict
+        assert verdict is not None
+        found[one.metric] = verdict
+    broken: list[Verdict] = ["worse" for one in judge_invariants(seen) if one.worse]
+    return together([*found.values(), *broken]), found
 
 
 def _power(

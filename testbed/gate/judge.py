@@ -120,6 +120,18 @@ def read(objective: Objective, given: Sequence[float | None], *, alpha: float, p
     return Reading(mean, low, high, verdict)
 
 
+def why_stop(objectives: Sequence[Objective], pairs: Sequence[Pair], *, alpha: float, most: int) -> str:
+    """Why a scenario needs no more seeds than these; "" where it does. most: the seeds there may be."""
+    if any(run["status"] == "invalid" for pair in pairs for run in (pair.baseline, pair.candidate)):
+        return "a run was invalid"
+    if any(found.worse for found in judge_invariants(pairs)):
+        return "the candidate breaks what the scenario promises"
+    readings = (read(one, differences(one, pairs), alpha=alpha, planned=most, last=False) for one in objectives)
+    if all(reading.verdict for reading in readings):
+        return "every objective is decided"
+    return f"the most seeds that the suite allows, {most}" if len(pairs) >= most else ""
+
+
 def tell(objective: Objective, pairs: Sequence[Pair], *, alpha: float, planned: int) -> ObjectiveResult:
     """An objective at its end."""
     given = differences(objective, pairs)

@@ -14,7 +14,7 @@ from testbed.gate.arms import Arm
 from testbed.gate.cache import Cache
 from testbed.gate.fingerprints import scenario_sha256
 from testbed.gate.jobs import Job, Measured
-from testbed.gate.judge import Pair, differences, judge_invariants, read, refuse_unlike, tell, together
+from testbed.gate.judge import Pair, judge_invariants, refuse_unlike, tell, together, why_stop
 from testbed.gate.pool import Died, Pool, WorkerError
 from testbed.gate.result import ArmName, LoadCurve, RunRef, ScenarioResult, Verdict
 from testbed.gate.suite import Compared, Suite, resolve
@@ -163,24 +163,9 @@ class Gate:
 
     def look(self, course: Course) -> None:
         """Stop a scenario that is decided."""
-        pairs = self.pairs(course)
-        if any(run["status"] == "invalid" for pair in pairs for run in (pair.baseline, pair.candidate)):
-            course.stopped = "a run was invalid"
-        elif any(found.worse for found in judge_invariants(pairs)):
-            course.stopped = "the candidate breaks what the scenario promises"
-        elif all(
-            read(
-                objective,
-                differences(objective, pairs),
-                alpha=self.suite.share,
-                planned=course.most,
-                last=False,
-            ).verdict
-            for objective in course.compared.objectives
-        ):
-            course.stopped = "every objective is decided"
-        elif len(pairs) >= course.most:
-            course.stopped = f"the most seeds that the suite allows, {course.most}"
+        course.stopped = why_stop(
+            course.compared.objectives, self.pairs(course), alpha=self.suite.share, most=course.most
+        )
 
     def pairs(self, course: Course) -> list[Pair]:
         """The pairs of runs so far. Raises ScenarioError for unlike ones."""
