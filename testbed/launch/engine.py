@@ -176,7 +176,11 @@ def builder() -> list[str]:
         program = shutil.which("docker", path=folder)
         if program is None:
             continue
-        asked = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+        try:
+            asked = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            seen.append(f"{program} (it does not run: {error})")
+            continue
         seen.append(f"{program} ({asked.strip()})")
         major = asked.partition("version ")[2].partition(".")[0]
         if major.isdigit() and int(major) < _BUILDKIT_INSIDE:

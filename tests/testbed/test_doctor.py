@@ -21,6 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     monkeypatch.setattr(doctor, "_probe", lambda: WORKS)
     monkeypatch.setattr(doctor, "probe", lambda prefix: judge(CAPABLE))
     monkeypatch.setattr(doctor.shutil, "which", lambda program, path: f"/bin/{program}")
+    monkeypatch.setattr(doctor, "_containers", lambda: Check("containers", "ok", "engine 20.10"))
     return monkeypatch
 
 
@@ -77,3 +78,19 @@ def test_a_taken_port_is_told(machine: pytest.MonkeyPatch) -> None:
         port = other.getsockname()[1]
         assert by_name(port)[f"port {port}"].status == "warn"
         assert "--port" in by_name(port)[f"port {port}"].remedy
+
+
+def test_a_docker_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Engine:
+        def version(self) -> dict[str, str]:
+            return {"Version": "20.10"}
+
+    docker = tmp_path / "docker"
+    docker.write_text("#!/nowhere/sh\n")
+    docker.chmod(0o755)
+    monkeypatch.setattr(doctor.engine, "connect", lambda timeout_s: Engine())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = doctor._containers()
+    assert told.status == "warn"
+    assert f"{docker} (it does not run" in told.detail
+    assert "docker.io" in told.remedy
