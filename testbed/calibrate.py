@@ -1,4 +1,4 @@
-"""A profile from a run on the wire: what prefills and decode steps took there, beside all else that ran on those cores.
+"""A profile from runs on the wire: what prefills and decode steps took there, beside all else that ran on those cores.
 
 A model by itself (`profiling.py`) knows nothing of its neighbours. In a testbed it shares cores with other workers, its
 own transport, the gateway and the clients, and that decides its times; a run with another seed has them all.
@@ -29,17 +29,26 @@ MOST_PIECES: Final = 64
 Array = npt.NDArray[np.float64]
 
 
-def profiles_of_run(folder: Path) -> dict[str, str]:
-    """A profile's YAML for each site that prefilled enough. Raises RunError, ProfileError or ScenarioError for a folder
-    that holds no valid run of a model that computes."""
-    summary, scenario = read_summary(folder), read_scenario(folder)
-    if scenario.backend == "timing" or not (folder / "provenance.json").is_file():
-        raise ProfileError(f"{folder}: a run of backend timing measures nothing but its profile; take one of hybrid")
-    if summary["verdict"]["status"] != "valid":
-        raise ProfileError(f"{folder}: the run is {summary['verdict']['status']}: no measurement; run it again")
-    requests = pd.read_csv(folder / "requests.csv", dtype={"request_id": str})
-    ran = orjson.loads((folder / "provenance.json").read_bytes())
+def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
+    """A profile's YAML for each site that prefilled enough, from runs that differ in their seed alone. Raises RunError,
+    ProfileError or ScenarioError for a folder that holds no valid run of a model that computes, or an unlike one."""
+    scenario = read_scenario(folders[0])
+    tables = []
+    for folder in folders:
+        summary, other = read_summary(folder), read_scenario(folder)
+        if other.backend == "timing" or not (folder / "provenance.json").is_file():
+            raise ProfileError(
+                f"{folder}: a run of backend timing measures nothing but its profile; take one of hybrid"
+            )
+        if summary["verdict"]["status"] != "valid":
+            raise ProfileError(f"{folder}: the run is {summary['verdict']['status']}: no measurement; run it again")
+        if other.model_copy(update={"seed": scenario.seed}) != scenario:
+            raise ProfileError(f"{folder}: differs from {folders[0]} in more than its seed; take runs of one scenario")
+        tables.append(pd.read_csv(folder / "requests.csv", dtype={"request_id": str}).assign(run=str(folder)))
+    requests = pd.concat(tables, ignore_index=True)
+    ran = orjson.loads((folders[0] / "provenance.json").read_bytes())
     deployment = scenario.deployments[0]
+    seeds = ", ".join(str(read_scenario(folder).seed) for folder in folders)
     texts: dict[str, str] = {}
     for site in SITES:
         asked = scenario.profile(deployment, site)
@@ -50,14 +59,16 @@ def profiles_of_run(folder: Path) -> dict[str, str]:
                 "machine": ran["machine"],
                 "versions": ran["versions"],
                 "threads": 1,
-                "beside": f"the testbed of {scenario.name}, {deployment.name}, seed {scenario.seed}, under its load",
+                "beside": f"the testbed of {scenario.name}, {deployment.name}, seed {seeds}, under its load",
                 "model": {"preset": scenario.model.preset, **scenario.model.changes},
             }
             link = scenario.link if site == "prfaas" else None  # inside a site there is none
             pieces = asked.pieces if link is None else pieces_of(mine, TCP_EFFICIENCY * link.rate_bps, link.delay_s)
             texts[site] = _text(f"{scenario.name}-{site}", asked, pieces, mine, requests, measurement)
     if not texts:
-        raise ProfileError(f"{folder}: fewer than {LEAST} prefills at each site; take a longer run")
+        raise ProfileError(
+            f"{', '.join(map(str, folders))}: fewer than {LEAST} prefills at each site; take a longer run, or several"
+        )
     return texts
 
 
@@ -85,7 +96,7 @@ def _text(
         steps=steps_of(requests),
         slots=asked.decode_slots,
         pieces=pieces,
-        source=f"{len(prefills)} prefills of {tokens.min():.0f} to {tokens.max():.0f} tokens in a run: so many times "
+        source=f"{len(prefills)} prefills of {tokens.min():.0f} to {tokens.max():.0f} tokens under load: so many times "
         f"{asked.name}'s, {ratios.min():.2f} to {ratios.max():.2f}, and beyond those lengths as at their ends",
         measurement=measurement | {"uncertain": round(float(np.std(left) / seconds.mean() / np.sqrt(len(seconds))), 4)},
     )
@@ -129,10 +140,10 @@ def pieces_of(prefills: pd.DataFrame, rate_bps: float, delay_s: float) -> int:
 
 def steps_of(requests: pd.DataFrame) -> Sequence[Step]:
     """A step a request: seconds between its tokens, with the requests and KV tokens that its node decoded meanwhile, in
-    the mean over its time."""
+    the mean over its time. requests: a column `run` tells those of several runs apart."""
     done = requests[(requests["status"] == "ok") & (requests["output_tokens"] > 1)]
     steps = []
-    for _, group in done.groupby("decode_node"):
+    for _, group in done.groupby(["run", "decode_node"] if "run" in done else ["decode_node"]):
         start, end = group["admitted_s"].to_numpy(float), group["finished_s"].to_numpy(float)
         kv_tokens = (group["input_tokens"] + group["output_tokens"] / 2).to_numpy(float)
         tokens = group["output_tokens"].to_numpy(float)

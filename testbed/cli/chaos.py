@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli.options import JsonOption, LauncherOption, PortOption, SeedOption
-from testbed.cli.shared import print_json, say
+from testbed.cli.shared import find_policies_here, print_json, say
 
 
 def chaos(
@@ -52,7 +51,7 @@ def chaos(
     policies = [one.strip() for one in policy.split(",")]
     if len(set(policies)) != len(policies) or "" in policies:
         raise typer.BadParameter(f"{policy!r}: names, each once, with commas between them", param_hint="--policy")
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     chosen = [experiments.load(name)] if name else experiments.suite(clock)
     folder = out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-chaos"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

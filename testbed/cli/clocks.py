@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +34,7 @@ from testbed.cli.options import (
 from testbed.cli.series import arms_of, compare_virtual, draw, offer
 from testbed.cli.shared import (
     check_plot,
+    find_policies_here,
     load_overrides,
     log_sets,
     new_folder,
@@ -154,7 +154,7 @@ def simulate(
     if requests not in ("none", "csv", "parquet"):
         raise typer.BadParameter(f"{requests!r}: use none, csv or parquet", param_hint="--requests")
     check_plot(plot)
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     load_sets = load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)
     chosen = load(scenario, [*(sets or ()), *load_sets]).only(deployment)
     if seed is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from testbed.cli.options import JobsOption, JsonOption, PortOption
-from testbed.cli.shared import new_folder, print_json, prints_aside, say, wire
+from testbed.cli.shared import find_policies_here, new_folder, print_json, prints_aside, say, wire
 
 POLICY = "A shipped name, package.module:Class, or git:REV (prfaas as it was there; git:REV:POLICY for another)."
 
@@ -46,7 +45,7 @@ def gate(
     from testbed.gate.show import GateProgress, show_calibration, show_gate
     from testbed.gate.whole import gate as compare
 
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     if a_a + calibrate + (candidate is not None) != 1:
         raise typer.BadParameter("give one of --candidate POLICY, --a-a and --calibrate")
     if calibrate and seed is not None:

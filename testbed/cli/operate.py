@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +29,16 @@ from testbed.cli.options import (
     WorkersOption,
 )
 from testbed.cli.series import arms_of, offer
-from testbed.cli.shared import add_beside, bring_up, check_plot, load_overrides, log_sets, print_json, running_testbed
+from testbed.cli.shared import (
+    add_beside,
+    bring_up,
+    check_plot,
+    find_policies_here,
+    load_overrides,
+    log_sets,
+    print_json,
+    running_testbed,
+)
 
 
 def up(
@@ -100,7 +107,7 @@ def load(
     from testbed.scenario import load, override
 
     check_plot(plot)
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     testbed = running_testbed()
     running = testbed.scenario.deployments[0]
     load_sets = [*(sets or ()), *load_overrides(trace, arrivals, duration_s, warmup_s, rate_rps, load_fraction)]

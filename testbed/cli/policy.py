@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import print_json, prints_aside, running_testbed
+from testbed.cli.shared import find_policies_here, print_json, prints_aside, running_testbed
 
 policy_app = typer.Typer(help="The policies there are, and the one in charge.", no_args_is_help=True)
 
@@ -64,7 +63,7 @@ def policy_check(
     from testbed.policy_check import MOST_US, check_policy
     from traces.client_rows import FAILED
 
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     with prints_aside():
         checked = check_policy(policy)
     if json:

@@ -30,15 +30,15 @@ def _ran(scenario: str | None, sets: list[str] | None, seed: int, port: int) -> 
     return outcome.folder
 
 
-def _from_run(out: Path, folder: Path, json: bool) -> None:
-    from testbed.calibrate import profiles_of_run
+def _from_runs(out: Path, folders: list[Path], json: bool) -> None:
+    from testbed.calibrate import profiles_of_runs
 
     files = {}
-    for site, text in profiles_of_run(folder).items():
+    for site, text in profiles_of_runs(folders).items():
         files[site] = str(out.with_stem(f"{out.stem}-{site}"))
         Path(files[site]).write_text(text, encoding="utf-8")
     if json:
-        print_json({"files": files, "run": str(folder)})
+        print_json({"files": files, "runs": [str(folder) for folder in folders]})
     else:
         say("".join(f"wrote {file}\n" for file in files.values()).rstrip())
 
@@ -66,9 +66,11 @@ def profile(
         int, typer.Option("--threads", min=1, help="Of a model that computes on the CPU, each kept to a core.")
     ] = 1,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often everything is measured.")] = 15,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="DIR", help="Measure nothing: take the times from the results of a hybrid run."),
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--run", metavar="DIR", help="Measure nothing: take the times from the results of a hybrid run; repeatable."
+        ),
     ] = None,
     scenario: Annotated[
         str | None,
@@ -93,14 +95,14 @@ def profile(
         raise typer.BadParameter(f"{backend!r}: only hybrid computes; use hybrid", param_hint="--backend")
     if out.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter(f"{str(out)!r}: a profile's name ends in .yaml", param_hint="--out")
-    in_testbed = run is not None or scenario is not None
+    in_testbed = bool(runs) or scenario is not None
     for file in (out.with_stem(f"{out.stem}-{site}") for site in ("prfaas", "pd")) if in_testbed else (out,):
         if file.exists() and not force:
             raise typer.BadParameter(f"{str(file)!r} exists; name another file, or replace it with --force")
     if in_testbed:
-        if run is not None and scenario is not None:
+        if runs and scenario is not None:
             raise typer.BadParameter("--run and --scenario are both given; give one")
-        _from_run(out, run or _ran(scenario, sets, seed, port), json)
+        _from_runs(out, runs or [_ran(scenario, sets, seed, port)], json)
         return
     from testbed.profiling import measure_alone
 

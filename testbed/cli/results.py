@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from testbed.cli.options import JsonOption
-from testbed.cli.shared import new_folder, print_json, prints_aside, say
+from testbed.cli.shared import find_policies_here, new_folder, print_json, prints_aside, say
 
 
 class OfRuns(TyperGroup):
@@ -62,7 +61,7 @@ def replay_decisions(
     from testbed.agreement import instead, verify
     from testbed.show_explain import show_instead, show_verified_decisions
 
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     with prints_aside():
         result = verify(run, differences=differences) if policy is None else instead(run, policy)
     if json:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from testbed.cli.shared import new_folder, offer_load, print_json, prints_aside, report, say, write_trace
+from testbed.cli.shared import (
+    find_policies_here,
+    new_folder,
+    offer_load,
+    print_json,
+    prints_aside,
+    report,
+    say,
+    write_trace,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +40,7 @@ def arms_of(scenario: Scenario, policy: str | None, trace_out: Path | None) -> l
         return [scenario.only(None, *names)]
     if trace_out is not None:
         raise typer.BadParameter("a trace is of one policy, and several are given", param_hint="--trace-out")
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     with prints_aside():
         return arms(scenario, names)
 

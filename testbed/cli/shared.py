@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from testbed.scenario import Scenario
 
 
+def find_policies_here() -> None:
+    """What runs a policy looks for `package.module:Class` here too, as any `python -m` does."""
+    sys.path.insert(0, str(Path.cwd()))
+
+
 def bring_up(scenario: Scenario, port: int, launcher: str | None = None) -> tuple[Testbed, bool]:
     """The testbed of a scenario with one deployment, and whether it was up already."""
     from testbed.assemble import lengths_of_workload, max_input_tokens
@@ -28,7 +33,7 @@ def bring_up(scenario: Scenario, port: int, launcher: str | None = None) -> tupl
     from testbed.load import Testbed
     from testbed.policies import load_policy
 
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     deployment = scenario.deployments[0]
     with prints_aside():
         load_policy(deployment.policy.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,16 @@ from testbed.cli.options import (
     SeedOption,
     SetOption,
 )
-from testbed.cli.shared import check_plot, load_overrides, point_runner, print_json, prints_aside, run_wire, say
+from testbed.cli.shared import (
+    check_plot,
+    find_policies_here,
+    load_overrides,
+    point_runner,
+    print_json,
+    prints_aside,
+    run_wire,
+    say,
+)
 
 
 def sweep(
@@ -54,7 +62,7 @@ def sweep(
     from testbed.sweep import sweep as find
 
     check_plot(plot)
-    sys.path.insert(0, str(Path.cwd()))
+    find_policies_here()
     chosen = load(scenario, sets or ())
     if deployment is not None:
         chosen = chosen.only(deployment)

@@ -20,19 +20,19 @@ EXPERIMENT = """
 name: contained
 description: What a container engine can do to a worker, and an outage of the link.
 scenario: chaos
-set: [workload.duration_s=120, workload.warmup_s=0]
+set: [workload.duration_s=130, workload.warmup_s=0]
 clocks: [wire]
 hypothesis:
   before: {errors: 1}
   after: {errors: 0}
   recovery_s: 20
 method:
-  - {kind: killed_worker, node: prfaas-1, at_s: 30, duration_s: 20}
-  - {kind: frozen_worker, node: pd-p-0, at_s: 40, duration_s: 10}
-  - {kind: outage, at_s: 70, duration_s: 3, how: blackhole}
+  - {kind: killed_worker, node: prfaas-1, at_s: 40, duration_s: 20}
+  - {kind: frozen_worker, node: pd-p-0, at_s: 50, duration_s: 10}
+  - {kind: outage, at_s: 80, duration_s: 3, how: blackhole}
 """
 DEEDS = {
-    "prfaas-1 killed": 30, "prfaas-1 killed: healed": 50, "pd-p-0 frozen": 40, "pd-p-0 frozen: healed": 50,
+    "prfaas-1 killed": 40, "prfaas-1 killed: healed": 60, "pd-p-0 frozen": 50, "pd-p-0 frozen: healed": 60,
 }  # fmt: skip
 
 
