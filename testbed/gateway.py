@@ -480,9 +480,7 @@ class Gateway:
                 "time_scale": session.clock.scale,
                 "threshold_tokens": session.totals()["threshold_tokens"],
                 "model": self.limits.model,
-                "rows": str(session.rows_path),
-                "events": str(session.events_path),
-                "setup": str(session.setup_path),
+                **session.files,
             }
         )
 

@@ -213,9 +213,9 @@ def run_load(
         out.mkdir(parents=True, exist_ok=True)
         for source, name in (
             (work / "client.csv", "client.csv"),
-            (Path(load["rows"]), "gateway.csv"),
-            (Path(load["events"]), "events.jsonl"),
-            (Path(load["setup"]), SETUP_FILE),
+            (testbed.state.loads / load["rows"], "gateway.csv"),
+            (testbed.state.loads / load["events"], "events.jsonl"),
+            (testbed.state.loads / load["setup"], SETUP_FILE),
             (work / "locust.log", "locust.log"),
         ):
             shutil.copy(source, out / name)

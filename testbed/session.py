@@ -130,7 +130,7 @@ class Session:
 
     folder: gets `gateway.csv` (one row a request), `events.jsonl` (every event control saw, in order) and `setup.json`
     (`told`): what a replay takes. before: the session before this one, from whose end on the kernel's own counters
-    count.
+    count. files: the three, by their paths from the folder's parent.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class Session:
         self._work: dict[str, Work] = {}  # of those whom a model is to answer
         folder.mkdir(parents=True, exist_ok=True)
         self.rows_path, self.events_path = folder / "gateway.csv", folder / "events.jsonl"
-        self.setup_path = told.save(folder)
+        paths = {"rows": self.rows_path, "events": self.events_path, "setup": told.save(folder)}
+        self.files = {what: str(path.relative_to(folder.parent)) for what, path in paths.items()}
         self._rows = io.StringIO(newline="")
         self._csv = csv.writer(self._rows, lineterminator="\n")
         self._csv.writerow(GATEWAY_COLUMNS)
@@ -369,9 +370,7 @@ class Session:
             "policy_errors": dict(self.control.policy_errors),
             "changes": self.changes(),
             "threshold_tokens": getattr(self.control.policy, "threshold_tokens", None),
-            "rows": str(self.rows_path),
-            "events": str(self.events_path),
-            "setup": str(self.setup_path),
+            **self.files,
         }
 
 

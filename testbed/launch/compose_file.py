@@ -24,6 +24,8 @@ PROJECT: Final = "prfaas"
 STATE_LABEL: Final = "prfaas.state"
 WAN: Final = "wan"
 STATE: Final = "${PRFAAS_STATE:?}"
+INSIDE: Final = "/state"
+"""Where a container has the state directory. The host's own path may be out of reach: an image's /root is root's."""
 SOURCE: Final = "${PRFAAS_SOURCE:-..}"
 OWNER: Final = "${PRFAAS_UID:-10001}:${PRFAAS_GID:-10001}"
 URL: Final = "http://127.0.0.1:${PRFAAS_PORT:-8000}"
@@ -115,12 +117,12 @@ def _process(process: ProcessSpec, topology: Mapping[str, Any]) -> dict[str, Any
         words += ["--listen-fd", str(LISTEN_FD)]
     argv = ["python" if word == sys.executable else word for word in process.argv]
     if process.config is not None:
-        argv += ["--config", f"{STATE}/config/{process.name}.json"]
+        argv += ["--config", f"{INSIDE}/config/{process.name}.json"]
     service = _base([*words, "--", *argv], "0:${PRFAAS_GID:-10001}" if process.site == WAN else OWNER)
-    service["environment"] = {"PRFAAS_STATE": STATE, **process.env}
-    service["volumes"] = [_bound(path, read_only) for path, read_only in _mounts(process)]
+    service["environment"] = {"PRFAAS_STATE": INSIDE, **process.env}
+    service["volumes"] = _mounts(process)
     if (process.config or {}).get("import_path"):  # at a place of its own, as the state directory may lie within it
-        service["volumes"].append({**_bound("${PRFAAS_POLICIES:?}", True), "target": POLICIES})
+        service["volumes"].append(_bound("${PRFAAS_POLICIES:?}", POLICIES, read_only=True))
     if process.cpus:
         service["cpuset"] = ",".join(map(str, process.cpus))
     if process.site == WAN:
@@ -135,31 +137,43 @@ def _process(process: ProcessSpec, topology: Mapping[str, Any]) -> dict[str, Any
     return service
 
 
-def _mounts(process: ProcessSpec) -> list[tuple[str, bool]]:
-    """(path, read-only) of what a process has of the host. A worker has its own configuration and no control socket."""
+def _mounts(process: ProcessSpec) -> list[dict[str, Any]]:
+    """What a process has of the host. A worker has its own configuration and no control socket."""
     if process.role not in ("prefill", "decode"):
-        mounts = [(STATE, False)]
+        mounts = [_bound(STATE, INSIDE)]
     else:
-        mounts = [(f"{STATE}/config/{process.name}.json", True), (f"{STATE}/ready", False), (f"{STATE}/logs", False)]
-    config = process.config or {}
+        own = f"/config/{process.name}.json"
+        mounts = [
+            _bound(STATE + own, INSIDE + own, read_only=True),
+            *(_bound(STATE + folder, INSIDE + folder) for folder in ("/ready", "/logs")),
+        ]
+    return [*mounts, *(_bound(file, given(file), read_only=True) for file in files_of(process.config or {}))]
+
+
+def files_of(config: Mapping[str, Any]) -> list[str]:
+    """The user's own files that a process reads."""
     files = (config.get("profile"), (config.get("model") or {}).get("weights"))
-    mounts += [(file, True) for file in files if file is not None and file.startswith("/")]
-    return mounts
+    return [file for file in files if file is not None and file.startswith("/")]
 
 
-def _bound(path: str, read_only: bool) -> dict[str, Any]:
-    return {"type": "bind", "source": path, "target": path, **({"read_only": True} if read_only else {})}
+def given(file: str) -> str:
+    """Where a container has a file of the user's."""
+    return f"/given{file}"
+
+
+def _bound(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]:
+    return {"type": "bind", "source": source, "target": target, **({"read_only": True} if read_only else {})}
 
 
 def _healthy(process: ProcessSpec) -> dict[str, Any] | None:
     """A worker and the agent answer HTTP; the gateway, whose socket is the host's, keeps its ready file fresh."""
     config = process.config or {}
     if process.listens:
-        return _health("CMD", "healthy", "fresh", f"{STATE}/ready/{process.name}")
+        return _health("CMD", "healthy", "fresh", f"{INSIDE}/ready/{process.name}")
     if "metrics_port" in config:
         return _health("CMD", "healthy", "http", f"{config['host']}:{config['metrics_port']}")
     if process.site == WAN:
-        return _health("CMD", "healthy", "http", f"{STATE}/agent.sock")
+        return _health("CMD", "healthy", "http", f"{INSIDE}/agent.sock")
     return None
 
 
@@ -190,9 +204,9 @@ def _bridge(site: str) -> dict[str, Any]:
 
 def _locust() -> dict[str, Any]:
     """Locust's page, its master and workers, in the host's network like any client, all of it on 127.0.0.1."""
-    rows = f"{STATE}/loads/locust.csv"
-    replay = ["locust", "-f", "/opt/prfaas/src/traces/replay.py", "--trace", f"{STATE}/loads/locust.jsonl"]
-    common = {"network_mode": "host", "profiles": ["locust"], "volumes": [_bound(f"{STATE}/loads", False)]}
+    rows = f"{INSIDE}/loads/locust.csv"
+    replay = ["locust", "-f", "/opt/prfaas/src/traces/replay.py", "--trace", f"{INSIDE}/loads/locust.jsonl"]
+    common = {"network_mode": "host", "profiles": ["locust"], "volumes": [_bound(f"{STATE}/loads", f"{INSIDE}/loads")]}
     image = {"image": "${PRFAAS_LOCUST_IMAGE:-prfaas-testbed-locust}", "entrypoint": []}
     master = [*replay, "--rows", rows, "--host", URL, "--master", "--master-bind-host", "127.0.0.1"]
     worker = [*replay, "--worker", "--master-host", "127.0.0.1"]
@@ -228,8 +242,8 @@ def _watching() -> dict[str, Any]:
             **more,
         }
 
-    def given(here: str, there: str) -> dict[str, Any]:
-        return {"type": "bind", "source": f"{SOURCE}/compose/{here}", "target": there, "read_only": True}
+    def shipped(here: str, there: str) -> dict[str, Any]:
+        return _bound(f"{SOURCE}/compose/{here}", there, read_only=True)
 
     prometheus, grafana = f"127.0.0.1:{PAGES['prometheus']}", str(PAGES["grafana"])
     return {
@@ -244,7 +258,7 @@ def _watching() -> dict[str, Any]:
             tmpfs=["/prometheus:mode=1777"],
             volumes=[
                 _prometheus_file(),
-                given("prometheus/rules.yml", "/etc/prometheus/rules.yml"),
+                shipped("prometheus/rules.yml", "/etc/prometheus/rules.yml"),
             ],
         ),
         "grafana": service(
@@ -261,8 +275,8 @@ def _watching() -> dict[str, Any]:
             },
             tmpfs=["/var/lib/grafana:mode=1777", "/var/log/grafana:mode=1777", "/tmp"],
             volumes=[
-                given("grafana/provisioning", "/etc/grafana/provisioning"),
-                given("grafana/dashboards", "/var/lib/grafana/dashboards"),
+                shipped("grafana/provisioning", "/etc/grafana/provisioning"),
+                shipped("grafana/dashboards", "/var/lib/grafana/dashboards"),
             ],
         ),
     }
@@ -270,8 +284,7 @@ def _watching() -> dict[str, Any]:
 
 def _prometheus_file() -> dict[str, Any]:
     """Prometheus' configuration with this testbed's port, which the launcher writes."""
-    source = f"{STATE}/config/prometheus.yml"
-    return {"type": "bind", "source": source, "target": "/etc/prometheus/prometheus.yml", "read_only": True}
+    return _bound(f"{STATE}/config/prometheus.yml", "/etc/prometheus/prometheus.yml", read_only=True)
 
 
 class _Plain(yaml.SafeDumper):

@@ -21,7 +21,7 @@ from typing import Any
 from emulator.log import OURS
 from netem.topology import ADDRESSES, TopologySettings, described
 from testbed.launch import engine as engines
-from testbed.launch.compose_file import LISTEN_FD, POLICIES, WAN, service_of
+from testbed.launch.compose_file import INSIDE, LISTEN_FD, POLICIES, WAN, files_of, given, service_of
 from testbed.launch.handover import send_listener
 from testbed.launch.hosting import Change, Ending, Started
 from testbed.launch.spec import LaunchSpec, ProcessSpec
@@ -63,6 +63,7 @@ class Containers:
                 for event in self._events:
                     service = services[event["id"]]
                     if event["status"] == "die":
+                        self._keep_last_words(service)
                         change: Change = _ending(int(event["Actor"]["Attributes"]["exitCode"]))
                     else:
                         change = self._seen(self.engine.containers.get(event["id"]))
@@ -135,6 +136,13 @@ class Containers:
         for told in await asyncio.to_thread(engines.remove, self.engine, built_images(self.state)):
             log.info("%s", told)
 
+    def _keep_last_words(self, service: str) -> None:
+        """Into a process's log, where that is empty, what its container said before it had one (`contained.py`)."""
+        for name in (name for name, its in self._services.items() if its == service):
+            path = self.state.log(name)
+            if not path.exists() or not path.stat().st_size:
+                path.write_bytes(self.made[service].logs(tail=20))
+
     @staticmethod
     def _seen(container: Any) -> Started:
         return Started(FIRST, int(container.attrs["State"]["Pid"]) or None)
@@ -170,7 +178,10 @@ def write_configs(state: StateDir, spec: LaunchSpec) -> None:
     """The processes' configurations, as containers mount them: all of them, before any is made."""
     for process in spec.processes:
         if process.config is not None:
-            config = dict(process.config)
+            config = process.config
+            for file in files_of(config):
+                config = _inside(config, file, given(file))
+            config = _inside(config, str(state.root), INSIDE)
             if process.listens:
                 config["listen_fd"] = LISTEN_FD
             if config.get("import_path"):
@@ -179,6 +190,17 @@ def write_configs(state: StateDir, spec: LaunchSpec) -> None:
                 config["opens"] = True
             write_json(state.config_file(process.name), config)
             state.config_file(process.name).chmod(0o640)  # it holds the data plane's secret
+
+
+def _inside(value: Any, path: str, there: str) -> Any:
+    """A configuration, or a part of one, with what lies at or below `path` where a container has it."""
+    if isinstance(value, Mapping):
+        return {key: _inside(one, path, there) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_inside(one, path, there) for one in value]
+    if isinstance(value, str) and (value == path or value.startswith(f"{path}/")):
+        return there + value[len(path) :]
+    return value
 
 
 def _ending(code: int) -> Ending:

@@ -172,6 +172,9 @@ class StateDir:
         for directory in (self.root, self.logs, self.ready, self.config, self.loads):
             os.chown(directory, -1, CONTAINER_ID)
             directory.chmod(0o2750 if directory == self.config else 0o2770)
+        for path in self.loads.rglob("*"):  # of a testbed in namespaces that was up here before
+            os.chown(path, -1, CONTAINER_ID)
+            path.chmod(0o2770 if path.is_dir() else 0o660)
         return CONTAINER_ID, CONTAINER_ID
 
     @contextlib.contextmanager

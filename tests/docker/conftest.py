@@ -90,11 +90,15 @@ def holds(engine: Any) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def contained() -> Iterator[Contained]:
-    """A testbed that is up; down again after the module, with nothing left of it."""
+    """A testbed that is up; down again after the module, with nothing left of it. Its state directory is at home, which
+    for root is out of reach in a container, and one in namespaces has left a load there."""
     engine = engines.connect()
     before = holds(engine)
-    root = Path(tempfile.mkdtemp(prefix="prf"))
+    root = Path(tempfile.mkdtemp(prefix=".prf", dir=Path.home()))
     os.environ["PRFAAS_STATE"] = str(root)
+    earlier = root / "loads" / "adhoc-1"
+    earlier.mkdir(parents=True, mode=0o700)
+    (earlier / "setup.json").touch(mode=0o600)
     try:
         testbed, _ = bring_up(parse(SCENARIO, "contained"), free_port(), "compose")
         yield Contained(testbed, engine, before)

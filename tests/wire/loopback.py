@@ -151,11 +151,11 @@ class Loopback:
         until(self.is_idle, lambda: f"not idle: {self.status()}")
 
     def begin(self, **body: Any) -> dict[str, Any]:
-        """Begin a load; it has to be accepted."""
+        """Begin a load; it has to be accepted. Its files are where they lie here."""
         status, _, answer = self.call("POST", "/prfaas/loads", {"lead_s": 0, **body})
         assert status == 200, answer
         assert isinstance(answer, dict)
-        return answer
+        return answer | {what: self._state.loads / answer[what] for what in ("rows", "events", "setup")}
 
     def end(self, load: dict[str, Any]) -> dict[str, Any]:
         status, _, totals = self.call("POST", f"/prfaas/loads/{load['id']}/end")

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -143,8 +144,8 @@ def outage(bed: Testbed, case: Case) -> Found:
     changes = [change for change in totals["changes"] if change["kind"] == "node" and change["t_s"] > began_s]
     found.nodes = dict(Counter(f"{change['before']} to {change['after']}" for change in changes))
     found.reconnected += found.nodes.get("up to lost", 0)
-    found.stale = _stale(load["events"], STALE_S * bed.scenario.scale.time_scale)
-    with open(load["rows"], newline="") as rows:
+    found.stale = _stale(bed.state.loads / load["events"], STALE_S * bed.scenario.scale.time_scale)
+    with (bed.state.loads / load["rows"]).open(newline="") as rows:
         _read(found, list(csv.DictReader(rows)), (restored_ns - load["t0_ns"]) * 1e-9, bed.scenario.scale.time_scale)
     return found
 
@@ -219,8 +220,8 @@ def _read(found: Found, rows: list[dict[str, str]], restored_s: float, scale: fl
     found.whole_again_s = min((after_s for after_s in landed_s if after_s > 0), default=math.inf)
 
 
-def _stale(events: str, bound_s: float) -> int:
-    with open(events) as lines:
+def _stale(events: Path, bound_s: float) -> int:
+    with events.open() as lines:
         told = [one for line in lines if (one := json.loads(line))["event"]["type"] == "Telemetry"]
     remote = [one for one in told if one["event"]["node"].startswith("prfaas")]
     return sum(one["t_s"] - one["event"]["t_s"] > bound_s for one in remote)

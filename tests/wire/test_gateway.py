@@ -141,8 +141,8 @@ def ask(tokens: int = SHORT, output: int = 4, **more: Any) -> dict[str, Any]:
     return {"prfaas": {"input_tokens": tokens}, "max_tokens": output, **more}
 
 
-def rows(path: str) -> list[dict[str, str]]:
-    with Path(path).open(newline="") as file:
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -521,7 +521,7 @@ class TestALoad:
         found = rows(begun["rows"])
         assert [row["request_id"] for row in found] == ["r0", "r1", "r2"]
         assert tuple(found[0]) == GATEWAY_COLUMNS
-        events = [json.loads(line) for line in Path(begun["events"]).read_text().splitlines()]
+        events = [json.loads(line) for line in begun["events"].read_text().splitlines()]
         arrived = [one["event"]["request_id"] for one in events if one["event"]["type"] == "Arrive"]
         assert arrived == ["r0", "r1", "r2"]
         assert [one["t_s"] for one in events] == sorted(one["t_s"] for one in events)
