@@ -263,8 +263,7 @@ class Scenario(Part):
     backend: `timing` emulates GPUs by their profiles, `hybrid` computes with a small real model, `model`, and the
     profiles are what was measured of it. cache_bytes: of the prefix cache on each node that prefills; 0 for none.
     reload_s: how long an instance takes to change its role, once it is drained. telemetry_s: between a worker's
-    accounts of itself. log_level: from which on
-    the processes of a testbed log.
+    accounts of itself. log_level: from which on the processes of a testbed log.
     """
 
     name: Name

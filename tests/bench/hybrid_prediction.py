@@ -40,7 +40,7 @@ class Bench:
         for attempt in range(TRIES):
             out = self.folder / f"{name}-{seed}-{attempt}"
             more = [one for value in sets for one in ("--set", value)]
-            seeded = ["--seed", str(seed), "--port", str(self.port), "--out", str(out)]
+            seeded = ["--set", f"seed={seed}", "--port", str(self.port), "--out", str(out)]
             code = prfaas("run", "hybrid", *self.sets, *more, *seeded)
             if code == 0:
                 return out

@@ -34,6 +34,8 @@ TOLERANCE: Final = 1e-4
 MOST_TOKENS: Final = 4096
 MOST_AT_ONCE: Final = 8
 BURST_S: Final = (0.8, 2.0)  # wall seconds between two bursts of 1 to MOST_AT_ONCE prompts
+CROWD: Final = 20  # the last ones, short and with long answers, come all at once: decoding batches of MOST_AT_ONCE
+CROWD_S: Final = 5.0  # wall seconds before they do
 MOST_TRIES: Final = 40
 REST_S: Final = 1.0  # wall seconds between two tries: a worker that was killed is back in some three
 KILL_S: Final = (3.0, 6.0)  # wall seconds between two kills
@@ -97,10 +99,11 @@ class Figures:
 
 def prompts(n: int, seed: int) -> list[Prompt]:
     """Lengths from 1 to MOST_TOKENS, as many short as long ones by their logarithm; every second one begins as an
-    earlier one does."""
+    earlier one does. Half at most are a crowd: up to 128 tokens each, with answers of some 300."""
     chance = random.Random(seed)
     made: list[Prompt] = []
-    for i in range(n):
+    apart = n - min(CROWD, n // 2)
+    for i in range(apart):
         size = round(math.exp(chance.uniform(0, math.log(MOST_TOKENS)))) if i % 2 else chance.randint(1, MOST_TOKENS)
         data = chance.randbytes(size)
         if i % 2 and made:
@@ -108,6 +111,8 @@ def prompts(n: int, seed: int) -> list[Prompt]:
             shared = earlier[: chance.randint(1, len(earlier))]
             data = (shared + data)[: max(size, min(len(shared) + 64, MOST_TOKENS))]
         made.append(Prompt(f"p{i}", data, chance.randint(1, 96)))
+    for i in range(apart, n):
+        made.append(Prompt(f"p{i}", chance.randbytes(chance.randint(1, 128)), chance.randint(256, 384)))
     return made
 
 
@@ -142,13 +147,17 @@ class Run:
             around = [asyncio.create_task(self.kill_workers()), asyncio.create_task(self.watch(http))]
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    rest = list(self.asked)
+                    apart = len(self.asked) - min(CROWD, len(self.asked) // 2)
+                    rest = self.asked[:apart]
                     while rest:
                         size = self.chance.randint(1, MOST_AT_ONCE)
                         for prompt in rest[:size]:
                             tasks.create_task(self.answered(http, prompt))
                         del rest[:size]
                         await asyncio.sleep(self.chance.uniform(*BURST_S))
+                    await asyncio.sleep(CROWD_S)
+                    for prompt in self.asked[apart:]:
+                        tasks.create_task(self.answered(http, prompt))
             finally:
                 for task in around:
                     task.cancel()

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.wire, pytest.mark.skipif(REFUSAL is not None, reason=s
 
 
 def test_tokens_are_those_of_the_model_alone_whatever_goes_on() -> None:
-    figures = exact(30, seed=7)
+    figures = exact(40, seed=7)
     assert figures.wrong == []
-    assert figures.identical + figures.tolerated == figures.prompts == 30
+    assert figures.identical + figures.tolerated == figures.prompts == 40
     assert figures.tolerated <= 1
     assert figures.with_prefix_hits > 0
     assert figures.kills > 0

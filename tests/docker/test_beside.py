@@ -1,0 +1,101 @@
+"""Locust and Prometheus in containers beside a testbed: their pages answer, and what they do reaches the testbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.cli.shared import add_beside
+from testbed.launch import engine as engines
+from testbed.launch import launchers
+from tests.docker.conftest import Contained
+
+pytestmark = pytest.mark.docker
+
+TAG = "prfaas-test-prometheus"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Debian's program in an image of its own, in the place of the published one."""
+    program = shutil.which("prometheus")
+    if program is None:
+        if os.environ.get("PRFAAS_CI") == "1":
+            pytest.fail("there is no prometheus")
+        pytest.skip("there is no prometheus here: install Debian's package")
+    folder = tmp_path_factory.mktemp("prometheus")
+    shutil.copy(program, folder / "prometheus")
+    base = os.environ.get("BASE_IMAGE", "python:3.11-slim")
+    lines = [f"FROM {base}", "COPY prometheus /bin/", "USER 65534", 'ENTRYPOINT ["/bin/prometheus"]']
+    (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
+    subprocess.run([*engines.builder(), "build", "--quiet", "-t", TAG, str(folder)], check=True, capture_output=True)
+    yield TAG
+    engines.connect().images.remove(TAG, force=True)
+
+
+@pytest.fixture(scope="module")
+def pages(prometheus_image: str, contained: Contained) -> Iterator[dict[str, str]]:
+    """Their addresses; they go with the testbed, and the image of Locust's with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROMETHEUS_IMAGE", prometheus_image)
+        yield add_beside(contained.testbed, ["prometheus", "locust"])
+
+
+def asked(url: str, form: dict[str, str] | None = None) -> Any:
+    """The JSON at an address; None while nobody answers there."""
+    body = None if form is None else urllib.parse.urlencode(form).encode()
+    try:
+        with urllib.request.urlopen(url, body, timeout=5) as answer:
+            return json.loads(answer.read())
+    except OSError:
+        return None
+
+
+def test_prometheus_finds_every_process_and_knows_the_rules(pages: dict[str, str]) -> None:
+    processes = len(launchers.status()["supervisor"]["processes"])
+    deadline = time.monotonic() + PATIENCE_S
+    targets: dict[str, str] = {}
+    while set(targets.values()) != {"up"} or len(targets) < processes:
+        assert time.monotonic() < deadline, targets
+        found = asked(f"{pages['prometheus']}/api/v1/targets") or {"data": {"activeTargets": []}}
+        targets = {one["scrapeUrl"]: one["health"] for one in found["data"]["activeTargets"]}
+        time.sleep(0.5)
+    rules = asked(f"{pages['prometheus']}/api/v1/rules")
+    assert [one["health"] for group in rules["data"]["groups"] for one in group["rules"]]
+
+
+def test_locusts_page_replays_the_testbeds_own_load(pages: dict[str, str], contained: Contained) -> None:
+    page = pages["locust"]
+    deadline = time.monotonic() + PATIENCE_S
+    while (told := asked(f"{page}/stats/requests")) is None or len(told["workers"]) < 2:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.5)
+    begun = asked(f"{page}/swarm", {"user_count": "2", "spawn_rate": "2"})
+    assert (begun or {}).get("success"), begun
+    while (told := asked(f"{page}/stats/requests"))["state"] not in ("stopped", "cleanup") or not told["stats"]:
+        assert time.monotonic() < deadline + PATIENCE_S, told
+        time.sleep(0.5)
+    total = told["stats"][-1]
+    assert total["num_requests"] >= 20, told
+    assert total["num_failures"] == 0, told
+    rows = (contained.testbed.state.loads / "locust.csv").read_text().splitlines()
+    assert len(rows) == 1 + total["num_requests"]
+
+
+def test_both_listen_on_loopback_alone(pages: dict[str, str]) -> None:
+    ports = {f":{urllib.parse.urlsplit(page).port}" for page in pages.values()}
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    mine = [one[1] for one in listening if one[3] == "0A" and f":{int(one[1].split(':')[1], 16)}" in ports]
+    assert mine
+    assert all(address.startswith("0100007F:") for address in mine)
