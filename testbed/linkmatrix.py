@@ -75,7 +75,7 @@ def _of_machine(machine: str, cells: Sequence[Cell], say: Say) -> dict[str, Any]
     plan = {"cells": [asdict(cell) for cell in cells], "agent": {"state": {"rate_bps": cells[0].rate_bps}}}
     about: dict[str, Any] = {}
     clocks: list[Mapping[str, int]] = []
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     for line in _lines("netem.uml" if machine == UML else "netem.matrix", plan):
         match line.pop("event"):
             case "up":  # once for cells without loss, once for those with it
@@ -84,16 +84,17 @@ def _of_machine(machine: str, cells: Sequence[Cell], say: Say) -> dict[str, Any]
             case "clock":
                 clocks.append(line)
             case "begin":
-                say(f"[{machine} {len(found) + 1}/{len(cells)}] {line['cell']} ...")
+                place = f"{len(found) + 1}/{len(cells)}" if line["tries"] == 1 else f"try {line['tries']}"
+                say(f"[{machine} {place}] {line['cell']} ...")
             case "cell":
-                found.append(line)
+                found[line["cell"]] = line
                 if told := [*line["wrong"], *line["spoilt"]]:
                     say(f"  {line['verdict']}: {'; '.join(told)}")
     return {
         **about,
         "took_s": time.monotonic() - started_s,
         "clock_error": clock_error(clocks),
-        "cells": found,
+        "cells": list(found.values()),
     }
 
 

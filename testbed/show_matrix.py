@@ -105,7 +105,7 @@ def _of(value: Any, text: Callable[[Any], str]) -> str:
 
 
 def _verdict(cell: Mapping[str, Any]) -> str:
-    return str(cell["verdict"]) if cell["tries"] == 1 else f"{cell['verdict']} (2nd)"
+    return str(cell["verdict"]) if cell["tries"] == 1 else f"{cell['verdict']} (try {cell['tries']})"
 
 
 def _why(cell: Mapping[str, Any]) -> list[str]:
