@@ -212,7 +212,7 @@ def test_the_link_follows_the_phases_and_is_then_what_it_was(prfaas: Command) ->
 
 
 def test_a_loads_decisions_are_made_again_from_its_log_through_a_change_of_policy(prfaas: Command) -> None:
-    words = ("load", "--duration-s", "80", "--rate-rps", "1.5", "--out", "swapped", "--json")
+    words = ("load", "--duration-s", "240", "--rate-rps", "0.7", "--out", "swapped", "--json")
     with subprocess.Popen(
         [sys.executable, "-m", "testbed.cli", *words],
         env=prfaas.environment, cwd=prfaas.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
