@@ -25,6 +25,7 @@ STEP_BOUND_S: Final = 0.5
 RTT_SLACK_S, RTT_TOLERANCE = 0.0005, 0.05
 STOLEN_BOUND: Final = GOODPUT_TOLERANCE / 2
 CPU_BOUND: Final = 0.97
+TAKEN_BOUND: Final = 0.01
 LATE_BOUND_S: Final = 0.0005
 """Of a timer's median lateness, where round trips are judged."""
 
@@ -243,8 +244,8 @@ def judge(cell: Cell, found: Found) -> list[str]:
 def spoilt(cell: Cell, found: Found, meter: Mapping[str, float], wrong: Sequence[str]) -> list[str]:
     """Why this machine was too busy for the figures to be the link's; nothing if it was not. meter: of `Metered`.
 
-    Late timers spoil a cell whatever it says. A CPU without rest does when something is `wrong` with it: a busy machine
-    can make a good link look bad, and no bad one good.
+    Late timers spoil a cell whatever it says. A CPU without rest, or one that its host gave to others, does when
+    something is `wrong` with it: a busy machine can make a good link look bad, and no bad one good.
     """
     why = []
     if meter["stolen"] > STOLEN_BOUND:
@@ -253,6 +254,8 @@ def spoilt(cell: Cell, found: Found, meter: Mapping[str, float], wrong: Sequence
         why.append(f"timers {meter['late_p50_s'] * 1e3:.2f} ms late in the median")
     if wrong and meter["cpu_busy"] > CPU_BOUND:
         why.append(f"CPU {meter['cpu_busy']:.0%} busy")
+    if wrong and meter["taken"] > TAKEN_BOUND:
+        why.append(f"the host took {meter['taken']:.1%} of the CPU")
     if overflowed := sum(train["overflowed"] for train in found.trains.values()):
         why.append(f"the receiver itself lost {overflowed}")
     return why

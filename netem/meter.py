@@ -17,27 +17,29 @@ TICK_S: Final = 0.004
 _STAT = Path("/proc/stat")
 _CGROUPS = Path("/sys/fs/cgroup")
 SELF: Final = Path("/proc/self/cgroup")
-_IDLE = (3, 4)  # columns of /proc/stat's first line: idle, iowait
+_IDLE, _STEAL = (3, 4), 7  # columns of /proc/stat's first line: idle and iowait; steal
 
 
 @dataclass(frozen=True, slots=True)
 class Metered:
     """How late a timer woke its thread (s); `stolen`: share of the time that it was late beyond the bucket's;
-    `cpu_busy`: share of all cores' time, everybody's, or of what a container may have, its own, whichever is more."""
+    `cpu_busy`: share of all cores' time, everybody's, or of what a container may have, its own, whichever is more;
+    `taken`: share of all cores' time that a virtual machine's host gave to others, as the kernel counts it."""
 
     late_p50_s: float
     late_p99_s: float
     late_max_s: float
     stolen: float
     cpu_busy: float
+    taken: float
 
 
-def metered(lates_s: Sequence[float], wall_s: float, bucket_s: float, cpu_busy: float) -> Metered:
+def metered(lates_s: Sequence[float], wall_s: float, bucket_s: float, cpu_busy: float, taken: float) -> Metered:
     """The figures of what was noted in `wall_s`; bucket_s: how long the shaper's bucket makes up for."""
     ordered = sorted(lates_s) or [0.0]
     stolen = sum(late - bucket_s for late in lates_s if late > bucket_s) / wall_s
     middle, high = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
-    return Metered(middle, high, ordered[-1], stolen, cpu_busy)
+    return Metered(middle, high, ordered[-1], stolen, cpu_busy, taken)
 
 
 class Meter:
@@ -57,12 +59,13 @@ class Meter:
         self._stop.set()
         self._thread.join()
         self._wall_s = time.monotonic() - self._from_s
-        busy, all_ = (now - before for now, before in zip(_cpu(), self._cpu, strict=True))
+        busy, taken, all_ = (now - before for now, before in zip(_cpu(), self._cpu, strict=True))
         own = shares(self._used_s, own_limits(SELF), self._wall_s)
         self._busy = max(busy / max(1, all_), *own, 0.0)
+        self._taken = taken / max(1, all_)
 
     def read(self, bucket_s: float) -> Metered:
-        return metered(self._lates_s, self._wall_s, bucket_s, self._busy)
+        return metered(self._lates_s, self._wall_s, bucket_s, self._busy, self._taken)
 
     def _tick(self) -> None:
         due_s = time.monotonic()
@@ -105,7 +108,7 @@ def shares(
     ]
 
 
-def _cpu() -> tuple[int, int]:
-    """(busy, all) in the kernel's ticks, of all cores together."""
+def _cpu() -> tuple[int, int, int]:
+    """(busy, taken by a host, which counts as busy, all) in the kernel's ticks, of all cores together."""
     ticks = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
-    return sum(ticks) - sum(ticks[column] for column in _IDLE), sum(ticks)
+    return sum(ticks) - sum(ticks[column] for column in _IDLE), ticks[_STEAL], sum(ticks)

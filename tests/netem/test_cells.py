@@ -26,7 +26,7 @@ from netem.cells import (
 from netem.link import DIRECTIONS
 
 CELLS = of_kinds(list(full(Settings())), None)
-FREE = {"stolen": 0.001, "cpu_busy": 0.5, "late_p50_s": 0.0001, "late_p99_s": 0.001, "late_max_s": 0.01}
+FREE = {"stolen": 0.001, "cpu_busy": 0.5, "taken": 0.0, "late_p50_s": 0.0001, "late_p99_s": 0.001, "late_max_s": 0.01}
 GOODPUT = Cell("goodput", 100e6, "to_pd", seconds=4)
 RTT = Cell("rtt", 100e6, delay_s=0.015, packets=20_000)
 LOSS = Cell("loss", 100e6, "to_pd", delay_s=0.0025, loss=0.01, packets=20_000)
@@ -124,6 +124,7 @@ def test_what_is_not_is_told_with_its_figures(cell: Cell, found: Found, said: st
         (GOODPUT, Found(), {"stolen": 0.011}, [], "1.1% of the time"),
         (RTT, Found(rtt_p50_s=0.03), {"late_p50_s": 0.0006}, [], "0.60 ms late"),
         (GOODPUT, Found(), {"cpu_busy": 0.99}, ["goodput"], "CPU 99% busy"),
+        (GOODPUT, Found(), {"taken": 0.05}, ["goodput"], "the host took 5.0% of the CPU"),
         (RTT, Found(trains={"to_pd": train(overflowed=2)}), {}, [], "the receiver itself lost 2"),
     ],
 )
@@ -138,6 +139,8 @@ def test_a_busy_machine_spoils_a_cell(
     ("cell", "found", "meter", "wrong"),
     [
         (GOODPUT, Found(), {}, ["goodput"]),  # a free machine: the link's own fault
+        (GOODPUT, Found(), {"taken": 0.5}, []),
+        (GOODPUT, Found(), {"taken": 0.005}, ["goodput"]),
         (GOODPUT, Found(), {"cpu_busy": 1.0}, []),  # a full CPU makes no bad link look good
         (GOODPUT, Found(), {"late_p50_s": 0.001}, []),  # no round trip is judged
     ],

@@ -11,14 +11,14 @@ from netem.meter import TICK_S, Meter, metered, own_limits, shares
 
 
 def test_only_what_is_late_beyond_the_bucket_is_stolen() -> None:
-    found = metered([0.001] * 98 + [0.006, 0.024], wall_s=1.0, bucket_s=0.004, cpu_busy=0.5)
+    found = metered([0.001] * 98 + [0.006, 0.024], wall_s=1.0, bucket_s=0.004, cpu_busy=0.5, taken=0.1)
     assert found.stolen == pytest.approx(0.002 + 0.020)
     assert (found.late_p50_s, found.late_p99_s, found.late_max_s) == (0.001, 0.024, 0.024)
-    assert found.cpu_busy == 0.5
+    assert (found.cpu_busy, found.taken) == (0.5, 0.1)
 
 
 def test_nothing_noted_is_nothing_late() -> None:
-    assert metered([], wall_s=1.0, bucket_s=0.004, cpu_busy=0.0).late_max_s == 0.0
+    assert metered([], wall_s=1.0, bucket_s=0.004, cpu_busy=0.0, taken=0.0).late_max_s == 0.0
 
 
 def test_a_meter_wakes_on_its_grid_and_reads_the_cpu() -> None:
@@ -30,6 +30,7 @@ def test_a_meter_wakes_on_its_grid_and_reads_the_cpu() -> None:
     assert found.stolen == 0.0
     assert 0 <= found.late_p50_s <= found.late_max_s
     assert 0 < found.cpu_busy <= 1
+    assert 0 <= found.taken < 1
     assert TICK_S < 0.2
 
 
