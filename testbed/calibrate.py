@@ -33,7 +33,7 @@ def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
     """A profile's YAML for each site that prefilled enough, from runs that differ in their seed alone. Raises RunError,
     ProfileError or ScenarioError for a folder that holds no valid run of a model that computes, or an unlike one."""
     scenario = read_scenario(folders[0])
-    tables = []
+    tables, seeds = [], []
     for folder in folders:
         summary, other = read_summary(folder), read_scenario(folder)
         if other.backend == "timing" or not (folder / "provenance.json").is_file():
@@ -44,11 +44,11 @@ def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
             raise ProfileError(f"{folder}: the run is {summary['verdict']['status']}: no measurement; run it again")
         if other.model_copy(update={"seed": scenario.seed}) != scenario:
             raise ProfileError(f"{folder}: differs from {folders[0]} in more than its seed; take runs of one scenario")
+        seeds.append(str(other.seed))
         tables.append(pd.read_csv(folder / "requests.csv", dtype={"request_id": str}).assign(run=str(folder)))
     requests = pd.concat(tables, ignore_index=True)
     ran = orjson.loads((folders[0] / "provenance.json").read_bytes())
     deployment = scenario.deployments[0]
-    seeds = ", ".join(str(read_scenario(folder).seed) for folder in folders)
     texts: dict[str, str] = {}
     for site in SITES:
         asked = scenario.profile(deployment, site)
@@ -59,7 +59,7 @@ def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
                 "machine": ran["machine"],
                 "versions": ran["versions"],
                 "threads": 1,
-                "beside": f"the testbed of {scenario.name}, {deployment.name}, seed {seeds}, under its load",
+                "beside": f"the testbed of {scenario.name}, {deployment.name}, seed {', '.join(seeds)}, under its load",
                 "model": {"preset": scenario.model.preset, **scenario.model.changes},
             }
             link = scenario.link if site == "prfaas" else None  # inside a site there is none

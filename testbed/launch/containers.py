@@ -138,10 +138,11 @@ class Containers:
 
     def _keep_last_words(self, service: str) -> None:
         """Into a process's log, where that is empty, what its container said before it had one (`contained.py`)."""
-        for name in (name for name, its in self._services.items() if its == service):
-            path = self.state.log(name)
-            if not path.exists() or not path.stat().st_size:
-                path.write_bytes(self.made[service].logs(tail=20))
+        with contextlib.suppress(OSError):  # the container may be gone: its end counts all the same
+            for name in [name for name, its in list(self._services.items()) if its == service]:
+                path = self.state.log(name)
+                if not path.exists() or not path.stat().st_size:
+                    path.write_bytes(self.made[service].logs(tail=20))
 
     @staticmethod
     def _seen(container: Any) -> Started:

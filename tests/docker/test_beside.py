@@ -10,9 +10,9 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from testbed.cli.shared import add_beside
@@ -93,8 +93,6 @@ def test_locusts_page_replays_the_testbeds_own_load(pages: dict[str, str], conta
 
 
 def test_both_listen_on_loopback_alone(pages: dict[str, str]) -> None:
-    ports = {f":{urllib.parse.urlsplit(page).port}" for page in pages.values()}
-    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    mine = [one[1] for one in listening if one[3] == "0A" and f":{int(one[1].split(':')[1], 16)}" in ports]
-    assert mine
-    assert all(address.startswith("0100007F:") for address in mine)
+    ports = {urllib.parse.urlsplit(page).port for page in pages.values()}
+    listening = [one.laddr for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    assert {(one.ip, one.port) for one in listening if one.port in ports} == {("127.0.0.1", port) for port in ports}

@@ -73,6 +73,11 @@ def test_a_node_knows_nothing_of_anothers_requests() -> None:
     assert [step.batch for step in steps_of(both)] == [1, 1]
 
 
+def test_runs_know_nothing_of_each_other() -> None:
+    both = table((0.0, 2.0, 100, 11), (0.0, 2.0, 100, 11)).assign(run=["a", "b"])
+    assert [step.batch for step in steps_of(both)] == [1, 1]
+
+
 def test_the_step_that_made_a_run_is_found_in_its_table() -> None:
     """Requests in turns of constant batches: their step follows 10 ms + 1 ms a request."""
     rows, at = [], 0.0

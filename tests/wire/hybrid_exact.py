@@ -97,12 +97,17 @@ class Figures:
     wall_s: float = 0.0
 
 
+def crowd_from(n: int) -> int:
+    """The first of n prompts that is in the crowd: half of them at most are."""
+    return n - min(CROWD, n // 2)
+
+
 def prompts(n: int, seed: int) -> list[Prompt]:
     """Lengths from 1 to MOST_TOKENS, as many short as long ones by their logarithm; every second one begins as an
-    earlier one does. Half at most are a crowd: up to 128 tokens each, with answers of some 300."""
+    earlier one does. The last ones are a crowd: up to 128 tokens each, with answers of some 300."""
     chance = random.Random(seed)
     made: list[Prompt] = []
-    apart = n - min(CROWD, n // 2)
+    apart = crowd_from(n)
     for i in range(apart):
         size = round(math.exp(chance.uniform(0, math.log(MOST_TOKENS)))) if i % 2 else chance.randint(1, MOST_TOKENS)
         data = chance.randbytes(size)
@@ -147,7 +152,7 @@ class Run:
             around = [asyncio.create_task(self.kill_workers()), asyncio.create_task(self.watch(http))]
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    apart = len(self.asked) - min(CROWD, len(self.asked) // 2)
+                    apart = crowd_from(len(self.asked))
                     rest = self.asked[:apart]
                     while rest:
                         size = self.chance.randint(1, MOST_AT_ONCE)
