@@ -20,7 +20,13 @@ from testbed.launch import engine as engines
 from testbed.launch import launchers
 from tests.docker.conftest import Contained
 
-pytestmark = pytest.mark.docker
+PROMETHEUS = shutil.which("prometheus")
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(
+        PROMETHEUS is None and "PRFAAS_CI" not in os.environ, reason="no prometheus; install Debian's package"
+    ),
+]
 
 TAG = "prfaas-test-prometheus"
 PATIENCE_S = 60.0
@@ -29,13 +35,8 @@ PATIENCE_S = 60.0
 @pytest.fixture(scope="module")
 def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Debian's program in an image of its own, in the place of the published one."""
-    program = shutil.which("prometheus")
-    if program is None:
-        if os.environ.get("PRFAAS_CI") == "1":
-            pytest.fail("there is no prometheus")
-        pytest.skip("there is no prometheus here: install Debian's package")
     folder = tmp_path_factory.mktemp("prometheus")
-    shutil.copy(program, folder / "prometheus")
+    shutil.copy(str(PROMETHEUS), folder / "prometheus")
     base = os.environ.get("BASE_IMAGE", "python:3.11-slim")
     lines = [f"FROM {base}", "COPY prometheus /bin/", "USER 65534", 'ENTRYPOINT ["/bin/prometheus"]']
     (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
