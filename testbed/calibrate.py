@@ -32,22 +32,29 @@ Array = npt.NDArray[np.float64]
 def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
     """A profile's YAML for each site that prefilled enough, from runs that differ in their seed alone. Raises RunError,
     ProfileError or ScenarioError for a folder that holds no valid run of a model that computes, or an unlike one."""
-    scenario = read_scenario(folders[0])
+    scenario, ran = None, {}
     tables, seeds = [], []
-    for folder in folders:
+    for i, folder in enumerate(folders):
         summary, other = read_summary(folder), read_scenario(folder)
+        if folder.resolve() in [one.resolve() for one in folders[:i]]:
+            raise ProfileError(f"{folder}: given twice; take runs with other seeds")
         if other.backend == "timing" or not (folder / "provenance.json").is_file():
             raise ProfileError(
                 f"{folder}: a run of backend timing measures nothing but its profile; take one of hybrid"
             )
         if summary["verdict"]["status"] != "valid":
             raise ProfileError(f"{folder}: the run is {summary['verdict']['status']}: no measurement; run it again")
+        by = orjson.loads((folder / "provenance.json").read_bytes())
+        scenario, ran = scenario or other, ran or by
         if other.model_copy(update={"seed": scenario.seed}) != scenario:
             raise ProfileError(f"{folder}: differs from {folders[0]} in more than its seed; take runs of one scenario")
+        for key in ("machine", "versions"):
+            if by[key] != ran[key]:
+                raise ProfileError(f"{folder}: another {key} than {folders[0]}; take runs of one machine, as it is")
         seeds.append(str(other.seed))
-        tables.append(pd.read_csv(folder / "requests.csv", dtype={"request_id": str}).assign(run=str(folder)))
+        tables.append(pd.read_csv(folder / "requests.csv", dtype={"request_id": str}).assign(run=i))
+    assert scenario is not None
     requests = pd.concat(tables, ignore_index=True)
-    ran = orjson.loads((folders[0] / "provenance.json").read_bytes())
     deployment = scenario.deployments[0]
     texts: dict[str, str] = {}
     for site in SITES:

@@ -25,7 +25,7 @@ from testbed.launch.spec import LaunchSpec, ProcessSpec
 from testbed.launch.state import StateDir
 from testbed.link_schedule import bucket_of, link_changes
 from testbed.scenario import Deployment, Scenario, ScenarioError
-from testbed.scenario_model import check_machine, check_slots
+from testbed.scenario_model import check_installed, check_memory, check_slots
 from testbed.scheduler.api import PD, Role, Site
 
 FIRST_CONTROL_PORT = CONTROL_PORTS[0]  # the shaper knows the control class by them
@@ -86,8 +86,11 @@ def _wall_bps(scenario: Scenario, what: str, model_bps: float) -> float:
     return wall_bps
 
 
-def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state: StateDir) -> LaunchSpec:
-    """What the launcher starts for one deployment of a scenario.
+def launch_spec(
+    scenario: Scenario, deployment: Deployment, *, port: int, state: StateDir, from_image: bool = False
+) -> LaunchSpec:
+    """What the launcher starts for one deployment of a scenario. from_image: with what an image has installed, so that
+    a model's packages need not be here.
 
     The fingerprint is that of what has to be started, not of the load: a second `up` finds the first. The data plane's
     secret is new each time.
@@ -104,7 +107,9 @@ def launch_spec(scenario: Scenario, deployment: Deployment, *, port: int, state:
         decode = scenario.profile(deployment, "pd")
         assert decode is not None
         check_slots(scenario.name, deployment.name, decode.decode_slots)
-        check_machine(scenario, len(nodes))
+        if not from_image:
+            check_installed(scenario)
+        check_memory(scenario, len(nodes))
     ports = {name: (FIRST_CONTROL_PORT + i, FIRST_DATA_PORT + i) for i, (name, _, _) in enumerate(nodes)}
     first_flows = _first_flows(scenario, nodes)
     processes = [

@@ -77,14 +77,18 @@ def check_slots(scenario: str, deployment: str, slots: int) -> None:
         )
 
 
-def check_machine(scenario: Any, workers: int) -> None:
-    """Whether this machine can compute it. Raises ScenarioError without torch, or without the memory."""
+def check_installed(scenario: Any) -> None:
+    """Whether what runs here has what a model needs. Raises ScenarioError without torch."""
     for module in ("torch", "safetensors"):
         if importlib.util.find_spec(module) is None:
             raise ScenarioError(
                 f"scenario {scenario.name}: backend hybrid computes with a real model and needs {module}, which is not "
                 f"installed: {REMEDY}; or take --set backend=timing"
             )
+
+
+def check_memory(scenario: Any, workers: int) -> None:
+    """Whether this machine has the memory for so many workers. Raises ScenarioError."""
     transport = scenario.transport
     each = max(transport.outbox_bytes + scenario.cache_bytes, transport.landing_bytes) + WORKER_BYTES
     most = MOST_MEMORY * psutil.virtual_memory().total

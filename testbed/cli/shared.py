@@ -44,7 +44,9 @@ def bring_up(scenario: Scenario, port: int, launcher: str | None = None) -> tupl
     state = StateDir(create=True)
     started = time.monotonic()
     say(f"starting {scenario.name} ({deployment.name}) ...")
-    result = launchers.up(launch_spec(scenario, deployment, port=port, state=state), launcher)
+    from_image = launchers.chosen(state, launcher) == launchers.COMPOSE
+    spec = launch_spec(scenario, deployment, port=port, state=state, from_image=from_image)
+    result = launchers.up(spec, launcher)
     if not result.already:
         try:
             (state.root / "scenario.yaml").write_text(scenario.to_yaml())

@@ -109,8 +109,16 @@ def add(state: StateDir, profiles: Sequence[str]) -> dict[str, str]:
 
 def _build(client: Any, state: StateDir, target: str) -> None:
     tag = IMAGES[target]
-    if engine.build(client, tag, target, os.environ.get("BASE_IMAGE")):
-        write_json(state.config_file("images"), [*built_images(state), tag])
+    wheels = (os.environ.get("TORCH_WHEELS") or None) if target == "model" else None
+    if wheels is not None:
+        _note(state, engine.WHEELS_TAG)
+    if engine.build(client, tag, target, os.environ.get("BASE_IMAGE"), wheels):
+        _note(state, tag)
+
+
+def _note(state: StateDir, tag: str) -> None:
+    """That an image is this testbed's, to be gone when that is."""
+    write_json(state.config_file("images"), [*(one for one in built_images(state) if one != tag), tag])
 
 
 def _bounds_tries() -> bool:

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ REPOSITORY: Final = Path(__file__).parents[2]
 _OURS: Final = {"label": f"com.docker.compose.project={PROJECT}"}
 _INSTALL: Final = "install it with: pip install 'prfaas-testbed[compose]', or make setup-compose"
 ONCE_S: Final = 30
+CPU_LOCK: Final = "requirements-model-cpu.lock"
+WHEELS_TAG: Final = "prfaas-torch-wheels"
 _BUILDKIT_INSIDE: Final = 23
 """The docker command lines before this version build with BuildKit by themselves; later ones need buildx."""
 
@@ -83,15 +86,22 @@ def compose(state: StateDir, *arguments: str) -> None:
     _run(argv, os.environ, "docker-compose")
 
 
-def build(engine: Any, tag: str, target: str, base_image: str | None) -> bool:
-    """Build `tag` from this checkout; whether the engine did not have that tag before. Raises TestbedError."""
+def build(engine: Any, tag: str, target: str, base_image: str | None, torch_wheels: str | None = None) -> bool:
+    """Build `tag` from this checkout; whether the engine did not have that tag before. Raises TestbedError.
+
+    torch_wheels: a folder with a wheel of PyTorch for CPUs, in place of the one with CUDA from pip's index.
+    """
     dockerfile = REPOSITORY / "compose" / "Dockerfile"
     if not dockerfile.exists():
         raise TestbedError(f"{dockerfile} is not there: the compose launcher builds its image from a checkout")
     before = _image_id(engine, tag)
     argv = [*builder(), "build", "--quiet", "-f", str(dockerfile), "--target", target, "-t", tag]
     argv += [] if base_image is None else ["--build-arg", f"BASE_IMAGE={base_image}"]
-    with tempfile.TemporaryDirectory(prefix="prfaas-build-") as folder:
+    with contextlib.ExitStack() as made:
+        folder = made.enter_context(tempfile.TemporaryDirectory(prefix="prfaas-build-"))
+        if torch_wheels is not None:
+            made.enter_context(_wheels_image(engine, Path(torch_wheels), Path(folder)))
+            argv += ["--build-arg", f"TORCH_WHEELS={WHEELS_TAG}", "--build-arg", f"MODEL_LOCK={CPU_LOCK}"]
         for name, path in pip_secrets(Path(folder)).items():
             argv += ["--secret", f"id={name},src={path}"]
         _run([*argv, str(REPOSITORY)], {**os.environ, "DOCKER_BUILDKIT": "1"}, f"the image {tag}")
@@ -99,6 +109,30 @@ def build(engine: Any, tag: str, target: str, base_image: str | None) -> bool:
         with contextlib.suppress(TestbedError), said("the image before"):
             engine.images.remove(before)  # it has no name any more; where it has one, or is used, it stays
     return before is None
+
+
+@contextlib.contextmanager
+def _wheels_image(engine: Any, wheels: Path, folder: Path) -> Iterator[None]:
+    """WHEELS_TAG, while a build needs it: an image with nothing but the wheels of PyTorch in a folder, as the older
+    engines know no other way to give a build files from outside its context. Raises TestbedError where there are none.
+    """
+    found = sorted(wheels.glob("torch-*.whl"))
+    if not found:
+        raise TestbedError(
+            f"TORCH_WHEELS={wheels}: no torch-*.whl in it; get the one that compose/{CPU_LOCK} names: pip download "
+            f"--no-deps --dest {wheels} torch==... --index-url (PyTorch's index for CPUs)"
+        )
+    packed, what = folder / "wheels.tar", f"the wheels of PyTorch in {wheels}"
+    try:
+        with said(what):
+            with tarfile.open(packed, "w") as tar:
+                for wheel in found:
+                    tar.add(wheel, wheel.name)
+            engine.api.import_image_from_file(str(packed), WHEELS_TAG, "latest")
+        yield
+    finally:
+        with said(what), _unless_gone():
+            engine.images.remove(WHEELS_TAG)
 
 
 def remove(engine: Any, images: Sequence[str] = ()) -> list[str]:
@@ -159,14 +193,14 @@ def pip_secrets(folder: Path) -> dict[str, Path]:
         name, _, value = line.partition("=")
         settings[name.rpartition(".")[2]] = value.strip("'")
     kept = {name: settings[name] for name in ("index-url", "trusted-host", "timeout", "proxy") if name in settings}
-    secrets = {}
+    files = {}
     if kept:
-        secrets["pip_conf"] = folder / "pip.conf"
+        files["pip_conf"] = folder / "pip.conf"
         text = "\n".join(["[global]", *(f"{name} = {value}" for name, value in kept.items())])
-        secrets["pip_conf"].write_text(text + "\n")
+        files["pip_conf"].write_text(text + "\n")
     if (bundle := settings.get("cert")) and Path(bundle).is_file():
-        secrets["pip_ca"] = Path(bundle)
-    return secrets
+        files["pip_ca"] = Path(bundle)
+    return files
 
 
 def builder() -> list[str]:
@@ -178,15 +212,15 @@ def builder() -> list[str]:
             continue
         try:
             asked = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+            major = asked.partition("version ")[2].partition(".")[0]
+            if major.isdigit() and int(major) < _BUILDKIT_INSIDE:
+                return [program]
+            if subprocess.run([program, "buildx", "version"], capture_output=True, timeout=20).returncode == 0:
+                return [program, "buildx"]
         except (OSError, subprocess.TimeoutExpired) as error:
             seen.append(f"{program} (it does not run: {error})")
-            continue
-        seen.append(f"{program} ({asked.strip()})")
-        major = asked.partition("version ")[2].partition(".")[0]
-        if major.isdigit() and int(major) < _BUILDKIT_INSIDE:
-            return [program]
-        if subprocess.run([program, "buildx", "version"], capture_output=True, timeout=20).returncode == 0:
-            return [program, "buildx"]
+        else:
+            seen.append(f"{program} ({asked.strip()})")
     there = f"there are: {', '.join(seen)}" if seen else "there is none"
     raise TestbedError(
         f"no docker command line on PATH builds with BuildKit ({there}); install docker-buildx-plugin, or Debian's "

@@ -60,6 +60,12 @@ def named(name: str) -> Launcher:
     return cast(Launcher, launcher)
 
 
+def chosen(state: StateDir, name: str | None) -> str:
+    """The launcher of that name; without one that of the testbed that is up, or namespaces."""
+    record = state.read() if name is None else None
+    return name or (record.launcher if record is not None and record.outer.alive() else NAMESPACES)
+
+
 def up(spec: LaunchSpec, name: str | None = None) -> Up:
     """Start the testbed, or find the one that is up already from the same specification. `name`: of the launcher; that
     of the testbed that is up, or namespaces, unless given.

@@ -173,6 +173,8 @@ class StateDir:
             os.chown(directory, -1, CONTAINER_ID)
             directory.chmod(0o2750 if directory == self.config else 0o2770)
         for path in self.loads.rglob("*"):  # of a testbed in namespaces that was up here before
+            if path.is_symlink():  # not ours: a container may have made it, and it may lead out of the directory
+                continue
             os.chown(path, -1, CONTAINER_ID)
             path.chmod(0o2770 if path.is_dir() else 0o660)
         return CONTAINER_ID, CONTAINER_ID

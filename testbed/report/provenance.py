@@ -25,10 +25,11 @@ _PACKAGES = ("prfaas-testbed", "aiohttp", "locust", "msgspec", "numpy", "pandas"
 
 def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict[str, Any]:
     """Code, versions, machine, seed and trace of a run. state: of the testbed it ran on, None in virtual time."""
+    packages = (*_PACKAGES, "torch") if scenario.backend == "hybrid" else _PACKAGES
     return {
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": _git(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
         "machine": machine() | {"root": os.geteuid() == 0},
         "congestion_control": scenario.link.congestion_control if state is not None else None,
         **_launched(state),

@@ -96,7 +96,12 @@ def measure(testbed: Testbed, requests: int, folder: Path) -> dict[str, dict[str
     totals = testbed.call("POST", f"/prfaas/loads/{begun['id']}/end")
     write_rows(folder / "client.csv", rows)
     table = request_table(
-        Path(totals["rows"]), folder / "client.csv", t0_ns=begun["t0_ns"], time_scale=1, warmup_s=0, duration_s=1e9
+        testbed.state.loads / totals["rows"],
+        folder / "client.csv",
+        t0_ns=begun["t0_ns"],
+        time_scale=1,
+        warmup_s=0,
+        duration_s=1e9,
     )
     parts = {part: table[f"ttft_{part}_s"].to_numpy() * 1e3 for part in PARTS}
     parts["sum"] = parts["client"] + parts["return"]

@@ -5,7 +5,8 @@ as a machine's pace drifts. Then timing emulation on the wire and virtual time t
 profile, the same requests and everything else as it was. TTFT over all requests of the predicted seeds: the mean and
 the 90th percentile, and how far each prediction is off. A run that the machine was too busy for is made once more.
 
-Exit codes: 0 timing emulation is within `--bound` in both, 1 it is not, 3 a run was no measurement.
+Exit codes: 0 timing emulation is within `--bound` in both, 1 it is not, 2 a run could not be made, 3 it was no
+measurement.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Bench:
             if code == 0:
                 return out
             if code != 3:
-                sys.exit(code)
+                sys.exit(2)
         print(
             f"{name}, seed {seed}: {TRIES} runs were no measurement; try again with nothing else running",
             file=sys.stderr,
@@ -55,10 +56,8 @@ class Bench:
     def virtual(self, seed: int, *sets: str) -> Path:
         out = self.folder / f"virtual-{seed}"
         more = [one for value in sets for one in ("--set", value)]
-        if code := prfaas(
-            "simulate", "hybrid", *self.sets, *more, "--requests", "csv", "--seed", str(seed), "--out", str(out)
-        ):
-            sys.exit(code)
+        if prfaas("simulate", "hybrid", *self.sets, *more, "--requests", "csv", "--seed", str(seed), "--out", str(out)):
+            sys.exit(2)
         return out
 
 
@@ -78,8 +77,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a folder that is not there; the runs and the profiles are kept in it")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    folder = given.out or Path(tempfile.mkdtemp(prefix="prfaas-prediction-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    if given.out is None:
+        with tempfile.TemporaryDirectory(prefix="prfaas-prediction-") as folder:
+            return predicted(given, Path(folder))
+    if given.out.exists():
+        parser.error(f"--out {given.out}: is there already; name another folder")
+    given.out.mkdir(parents=True)
+    return predicted(given, given.out)
+
+
+def predicted(given: argparse.Namespace, folder: Path) -> int:
+    """Make the runs in a folder, and say how far the predictions are off; the exit code."""
     load = [
         "workload.load_fraction=null",
         f"workload.rate_rps={given.rate_rps}",
@@ -91,13 +99,18 @@ def main() -> int:
         profiled.append(bench.wire("model", PROFILED + i))
         model.append(bench.wire("model", PREDICTED + i))
     runs = [one for run in profiled for one in ("--run", str(run))]
-    if code := prfaas("profile", *runs, "--out", str(folder / "hybrid.yaml"), "--force"):
-        return code
-    use = [
-        f"deployments.0.profiles.{site}={file}"
-        for site in ("prfaas", "pd")
-        if (file := folder / f"hybrid-{site}.yaml").is_file()
-    ]
+    if prfaas("profile", *runs, "--out", str(folder / "hybrid.yaml"), "--force"):
+        return 2
+    use = []
+    for site in ("prfaas", "pd"):
+        file = folder / f"hybrid-{site}.yaml"
+        if not file.is_file():
+            print(
+                f"{site}: too few prefills for a profile of its own; take --duration-s or --rounds higher",
+                file=sys.stderr,
+            )
+            return 3
+        use.append(f"deployments.0.profiles.{site}={file}")
     seeds = range(PREDICTED, PREDICTED + given.rounds)
     found = {
         "the model": ttft_s(model),

@@ -14,7 +14,7 @@ import pytest
 from pyroute2 import IPRoute
 
 from testbed.launch import client, launchers
-from testbed.launch.compose_file import WAN
+from testbed.launch.compose_file import INSIDE, WAN
 from testbed.launch.state import TestbedError
 from testbed.load import run_load
 from tests.docker.conftest import Contained
@@ -86,10 +86,9 @@ def test_only_the_wan_may_administer_a_network_and_nobody_else_is_root(contained
 def test_a_container_cannot_write_its_file_system_nor_see_the_control_socket(contained: Contained) -> None:
     worker = contained.made["prfaas-0"]
     assert worker.exec_run(["touch", "/opt/prfaas/src/x"]).exit_code != 0
-    root = str(contained.testbed.state.root)
-    seen = worker.exec_run(["ls", root]).output.decode().split()
+    seen = worker.exec_run(["ls", INSIDE]).output.decode().split()
     assert sorted(seen) == ["config", "logs", "ready"]
-    assert worker.exec_run(["ls", f"{root}/config"]).output.decode().split() == ["prfaas-0.json"]
+    assert worker.exec_run(["ls", f"{INSIDE}/config"]).output.decode().split() == ["prfaas-0.json"]
 
 
 def test_nothing_is_published_and_the_host_reaches_the_gateway_alone(contained: Contained) -> None:

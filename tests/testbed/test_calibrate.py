@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from emulator.measured import fit_step
-from testbed.calibrate import knots_of, pieces_of, points_of, ratios_of, steps_of
+from emulator.profile import ProfileError, load_profile
+from testbed.calibrate import LEAST, knots_of, pieces_of, points_of, profiles_of_runs, ratios_of, steps_of
+from testbed.runs import RunError
+from testbed.scenario import load
 
 
 def test_the_ratio_to_the_old_profile_is_found_by_length() -> None:
@@ -89,3 +97,70 @@ def test_the_step_that_made_a_run_is_found_in_its_table() -> None:
     assert step.base_s == pytest.approx(0.010, rel=0.05)
     assert step.per_request_s + 1500 * step.per_kv_token_s == pytest.approx(0.001, rel=0.2)
     assert farthest < 0.02
+
+
+# --- from which runs -------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, seed: int, sets: Sequence[str] = (), *, status: str = "valid", torch: str = "2") -> Path:
+    """The files of a run of `hybrid` whose 60 prefills at each site took twice what its profile says."""
+    folder.mkdir()
+    scenario = load("hybrid", [f"seed={seed}", *sets])
+    (folder / "scenario.yaml").write_text(scenario.to_yaml())
+    (folder / "summary.json").write_text(json.dumps({"verdict": {"status": status}}))
+    said = {"taken_at": "2026-12-01T00:00:00+0000", "machine": {"cpu": "fast"}, "versions": {"torch": torch}}
+    (folder / "provenance.json").write_text(json.dumps(said))
+    count = 2 * LEAST
+    tokens = np.linspace(1024, 8192, count).astype(int)
+    pd.DataFrame(
+        {
+            "request_id": [f"r{i}" for i in range(count)],
+            "status": "ok",
+            "prefill_site": ["prfaas", "pd"] * LEAST,
+            "decode_node": "pd-1",
+            "input_tokens": tokens,
+            "cached_tokens": 0,
+            "output_tokens": 32,
+            "prefill_start_s": 0.0,
+            "prefill_end_s": (ends_s := 2 * load_profile("hybrid-tiny").t_prefill(tokens.astype(float))),
+            "landed_s": ends_s + 0.1,
+            "admitted_s": ends_s + 0.1,
+            "finished_s": ends_s + 0.5,
+            "kv_bytes": 500_000,
+        }
+    ).to_csv(folder / "requests.csv", index=False)
+    return folder
+
+
+def test_runs_of_other_seeds_make_one_profile_a_site(tmp_path: Path) -> None:
+    one, other = run(tmp_path / "one", 5), run(tmp_path / "other", 6)
+    texts = profiles_of_runs([one, other])
+    assert set(texts) == {"prfaas", "pd"}
+    assert "seed 5, 6" in texts["prfaas"]
+    alone, both = (
+        steps_of(pd.concat(pd.read_csv(folder / "requests.csv").assign(run=i) for i, folder in enumerate(folders)))
+        for folders in ([one], [one, other])
+    )
+    assert {(step.batch, step.seconds) for step in both} == {(step.batch, step.seconds) for step in alone}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sets": ["backend=timing"]}, "backend timing measures nothing"),
+        ({"status": "invalid"}, "is invalid: no measurement"),
+        ({"sets": ["workload.duration_s=61"]}, "differs from .* in more than its seed"),
+        ({"torch": "3"}, "another versions than"),
+    ],
+)
+def test_an_unlike_run_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProfileError, match=said):
+        profiles_of_runs([run(tmp_path / "one", 5), run(tmp_path / "other", 6, **change)])
+
+
+def test_a_run_given_twice_and_a_folder_that_holds_none_are_refused(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", 5)
+    with pytest.raises(ProfileError, match="given twice"):
+        profiles_of_runs([one, tmp_path / "." / "one"])
+    with pytest.raises(RunError, match="cannot be read"):
+        profiles_of_runs([tmp_path])

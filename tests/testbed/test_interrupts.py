@@ -118,7 +118,7 @@ def run(points: Points, monkeypatch: pytest.MonkeyPatch) -> tuple[int, bool]:
     wire = Wire(points.begin)
     for name in ("up", "down", "status"):
         monkeypatch.setattr(launchers, name, getattr(wire, name))
-    monkeypatch.setattr(fleet, "launch_spec", lambda scenario, deployment, *, port, state: SimpleNamespace(port=port))
+    monkeypatch.setattr(fleet, "launch_spec", lambda *given, port, **options: SimpleNamespace(port=port))
     monkeypatch.setattr(linkctl, "AsyncUnixClient", Client)
     monkeypatch.setattr(clocks, "offer", lambda *args, **options: 0)
     alone = typer.Typer()  # all commands take their time to be made, each time

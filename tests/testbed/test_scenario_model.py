@@ -71,5 +71,9 @@ def test_without_torch_it_is_refused_with_the_remedy(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         scenario_model.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
     )
+    scenario = load("hybrid")
     with pytest.raises(ScenarioError, match=r"needs torch.*pip install"):
-        launched(load("hybrid"), tmp_path)
+        launched(scenario, tmp_path)
+    state = StateDir(tmp_path / "state", create=True)
+    in_containers = launch_spec(scenario, scenario.deployments[0], port=1, state=state, from_image=True)
+    assert [one.config["model"]["preset"] for one in in_containers.processes if one.role == "decode"] == ["tiny"]

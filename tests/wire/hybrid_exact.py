@@ -27,6 +27,7 @@ from typing import Any, Final
 import aiohttp
 
 from testbed.launch import client
+from testbed.launch.launchers import LAUNCHERS, NAMESPACES
 from testbed.launch.state import StateDir, TestbedError
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -166,7 +167,8 @@ class Run:
             finally:
                 for task in around:
                     task.cancel()
-                await asyncio.gather(*around, return_exceptions=True)
+                ended = await asyncio.gather(*around, return_exceptions=True)
+                self.figures.wrong += [repr(one) for one in ended if not isinstance(one, asyncio.CancelledError)]
             status = await self.status(http)
         self.figures.role_changes = sum(one["kind"] == "joined" for one in status["session"]["changes"])
         self.figures.refused_states = status["session"]["refused_states"]
@@ -293,13 +295,13 @@ class AskedInVain(Exception):
     """The testbed answered with an error."""
 
 
-def exact(n: int, seed: int) -> Figures:
+def exact(n: int, seed: int, launcher: str = NAMESPACES) -> Figures:
     """All of it. Raises RuntimeError when the testbed does not come up or does not go."""
     with tempfile.TemporaryDirectory(prefix="prf") as name:
         folder = Path(name)
         (folder / "exact.yaml").write_text(SCENARIO.format(seed=seed))
         run = Run(folder, prompts(n, seed), seed)
-        up = run.command("up", str(folder / "exact.yaml"), "--port", str(run.port))
+        up = run.command("up", str(folder / "exact.yaml"), "--port", str(run.port), "--launcher", launcher)
         if up.returncode:
             raise RuntimeError(up.stderr)
         try:
@@ -316,8 +318,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.wire.hybrid_exact", description=__doc__)
     parser.add_argument("--n", type=int, default=200, help="prompts")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default=NAMESPACES)
     options = parser.parse_args()
-    figures = exact(options.n, options.seed)
+    figures = exact(options.n, options.seed, options.launcher)
     print(json.dumps(asdict(figures), indent=1))
     sys.exit(1 if figures.wrong else 0)
 

@@ -20,4 +20,5 @@ def test_tokens_are_those_of_the_model_alone_whatever_goes_on() -> None:
     assert figures.tolerated <= 1
     assert figures.with_prefix_hits > 0
     assert figures.kills > 0
+    assert figures.most_decoding_at_once > 1
     assert figures.refused_states == 0

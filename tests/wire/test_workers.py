@@ -48,6 +48,7 @@ IDS = tuple(range(1, BLOCKS + 1))
 SHAPE = CacheShape.of(PROFILE.s_kv, BLOCK_TOKENS, first_tokens=PROFILE.first_tokens, last_tokens=PROFILE.last_tokens)
 PREFIX_BYTES = BLOCKS * SHAPE.block_bytes + SHAPE.snapshot_bytes
 TIME_SCALE, BYTE_SCALE = 50.0, 1e-4
+TIMER_S = 0.002  # uvloop counts its timers in whole milliseconds
 ROLES = {"a": "prefill", "b": "prefill", "d": "decode"}
 
 M = TypeVar("M", bound=AnyMessage)
@@ -251,7 +252,7 @@ async def test_a_worker_changes_its_role_and_back_and_serves_after_each(fleet: F
     asked_s = time.monotonic()
     fleet.tell("a", Convert("decode", 10.0))
     assert await fleet.hears("a", Ready) == Ready("a", 1, "decode")
-    assert time.monotonic() - asked_s >= 10.0 / TIME_SCALE
+    assert time.monotonic() - asked_s >= 10.0 / TIME_SCALE - TIMER_S
 
     assert (await fleet.prefill("b", "missed", cached=HIT_TOKENS, holder="a", to="a")).cached_tokens == 0
     sums.append(await fleet.telemetry("a"))
