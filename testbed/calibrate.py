@@ -19,6 +19,7 @@ from emulator.measured import Step, text_of
 from emulator.profile import Profile, ProfileError
 from netem.fluid import TCP_EFFICIENCY
 from testbed.runs import read_scenario, read_summary
+from testbed.scenario import Scenario
 from testbed.scheduler.api import Site
 
 LEAST: Final = 60
@@ -32,7 +33,8 @@ Array = npt.NDArray[np.float64]
 def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
     """A profile's YAML for each site that prefilled enough, from runs that differ in their seed alone. Raises RunError,
     ProfileError or ScenarioError for a folder that holds no valid run of a model that computes, or an unlike one."""
-    scenario, ran = None, {}
+    scenario: Scenario | None = None
+    ran: dict[str, Any] = {}
     tables, seeds = [], []
     for i, folder in enumerate(folders):
         summary, other = read_summary(folder), read_scenario(folder)
