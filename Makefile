@@ -23,7 +23,7 @@ help:
 	@echo "make test      set up with all test dependencies, and run the tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make gate      is the scheduler better, the same or worse than BASELINE=$(BASELINE)? in virtual time   (SUITE=full)"
-	@echo "make fast      compile virtual time's innermost modules (same results, 1.6 times as fast)"
+	@echo "make fast      compile virtual time's innermost modules (same results, about 1.6 times as fast; needs a C compiler)"
 	@echo "make setup     only the virtual environment"
 
 # The stamps hold what was installed, so a second call finds the first.
@@ -31,6 +31,8 @@ help:
 	@./setup.sh core "$(PYTHON)"
 .venv/.compose: pyproject.toml
 	@./setup.sh compose "$(PYTHON)"
+.venv/.fast: pyproject.toml
+	@./setup.sh fast "$(PYTHON)"
 .venv/.test: pyproject.toml
 	@./setup.sh test "$(PYTHON)"
 
@@ -66,5 +68,5 @@ lint: setup-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-fast: setup-test
+fast: .venv/.fast
 	@$(BIN)/python -m testbed.fast_build build

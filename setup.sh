@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes .venv and installs into it: `setup.sh core PYTHON` what a testbed needs, `setup.sh compose PYTHON` that and what one in
-# containers needs, `setup.sh test PYTHON` everything (torch included).
+# containers needs, `setup.sh fast PYTHON` that and the compiler of `make fast`, `setup.sh test PYTHON` everything (torch included).
 # Idempotent; says what is missing on this machine and how to get it.
 set -eu
 cd "$(dirname "$0")"
@@ -20,8 +20,9 @@ done
 case $what in
     core) target=. ;;
     compose) target='.[compose]' ;;
+    fast) target='.[fast]' ;;
     test) target='.[test]' ;;
-    *) fail "$what: not one of core, compose, test" ;;
+    *) fail "$what: not one of core, compose, fast, test" ;;
 esac
 echo "installing $target into .venv (a minute or two the first time)" >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$target" 2>.venv/pip.log || {
@@ -30,4 +31,4 @@ echo "installing $target into .venv (a minute or two the first time)" >&2
 }
 touch .venv/.core
 [ "$what" = core ] || touch ".venv/.$what"
-[ "$what" != test ] || touch .venv/.compose
+[ "$what" != test ] || touch .venv/.compose .venv/.fast

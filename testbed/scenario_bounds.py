@@ -17,7 +17,7 @@ class Bounds(Part):
     drain_s: after a burst, and after the last arrival, until the queues are what they were. threshold_changes: in any
     60 s. role_changes: in any 600 s. cycle: the autocorrelation at which a threshold that moves is going in circles.
     recover_s: after a step of the link, until what waits for it takes no longer to cross than `backlog_s`. wait_s: the
-    longest that any request waits for its prefill to begin.
+    longest that any request waits for its first token, its own prefill not counted.
     """
 
     drain_s: Positive | None = None

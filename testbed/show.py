@@ -146,9 +146,9 @@ def show_summary(summary: dict[str, Any]) -> None:
     out.print(table)
     expected, link, requests, meter = summary["closed_form"], summary["link"], summary["requests"], summary["meter"]
     out.print(
-        f"throughput {summary['throughput_rps']:.3f} req/s of {summary['offered_rps']:.3f} offered "
-        f"({expected['load_fraction']:.0%} of Lambda_max {expected['lambda_max_rps']:.3f}), "
-        f"goodput {summary['goodput_rps']:.3f} req/s"
+        f"throughput {summary['throughput_rps']:.3f} req/s of {summary['offered_rps']:.3f} offered (asked for: "
+        f"{expected['load_fraction']:.0%} of Lambda_max {expected['lambda_max_rps']:.3f}), "
+        f"within the SLO {summary['goodput_rps']:.3f} req/s"
     )
     out.print(
         f"egress {summary['egress_bps'] / 1e9:.2f} Gbps (closed form {expected['egress_bps'] / 1e9:.2f}), offloaded "

@@ -142,6 +142,7 @@ def fidelity(
 
     sets = [*(sets or ()), *load_overrides(None, None, None, None, None, load_fraction)]
     chosen = load(scenario, sets).only(deployment, policy)
+    find_policies_here()
     with prints_aside():
         virtual = run_virtual(chosen)
     outcome = run_wire(chosen, port, out, 1, keep=False)

@@ -135,6 +135,13 @@ def test_what_is_not_decided_fails_only_where_that_is_asked_for(job, fail, code)
     assert job.outputs["verdict"] == "inconclusive"
 
 
+@pytest.mark.parametrize("candidate", ["prfaas", "git:HEAD", "git:HEAD:mine:Mine"])
+def test_what_has_no_earlier_self_in_this_repository_needs_a_baseline(job, candidate):
+    job.inputs["candidate"] = candidate
+    assert job.run() == 2
+    assert f"::error::candidate {candidate} is no package.module:Class" in job.said
+
+
 def test_without_an_earlier_commit_it_says_what_to_do(job):
     subprocess.run(["git", "switch", "--quiet", "--orphan", "new"], cwd=job.repository, check=True)
     (job.repository / "mine.py").write_text(GOOD)

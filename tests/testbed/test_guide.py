@@ -1,7 +1,8 @@
-"""docs/write-a-policy.md as documentation that runs: its files are written, its commands are called, in their order."""
+"""Pages of docs/ as documentation that runs: their files are written, their commands are called, in their order."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,9 +13,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = ROOT / "docs/write-a-policy.md"
-BLOCKS = re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-FILES = {name: text for language, name, text in BLOCKS if name}
-COMMANDS = [text.strip() for language, name, text in BLOCKS if language == "bash"]
+FLEET = ROOT / "docs/your-fleet.md"
+
+
+def read(page: Path) -> tuple[dict[str, str], list[str]]:
+    """A page's files by name, and its commands."""
+    blocks = re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    files = {name: text for language, name, text in blocks if name}
+    return files, [text.strip() for language, name, text in blocks if language == "bash"]
+
+
+FILES, COMMANDS = read(GUIDE)
 
 
 def prfaas(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
@@ -31,9 +40,13 @@ def prfaas(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where somebody follows the guide: its files are there."""
     folder = tmp_path_factory.mktemp("guide")
-    for name, text in FILES.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write(folder, FILES)
     return folder
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def test_the_guide_has_its_files_and_commands() -> None:
@@ -62,3 +75,15 @@ def test_new_check_simulate_gate(reader: Path) -> None:
     verdict = prfaas(reader, gate)
     assert verdict.returncode in (0, 1, 4), verdict.stdout + verdict.stderr  # whatever it is, it is one
     assert "ttft_s.p90" in verdict.stdout
+
+
+def test_a_fleet_of_ones_own_is_planned_and_simulated(tmp_path: Path) -> None:
+    files, (plan, simulate) = read(FLEET)
+    write(tmp_path, files)
+    planned = prfaas(tmp_path, f"{plan} --json")
+    assert planned.returncode == 0, planned.stderr
+    (ours,) = json.loads(planned.stdout)["deployments"]
+    assert ours["lambda_max_rps"] > 0
+    done = prfaas(tmp_path, simulate)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ours" in done.stdout
