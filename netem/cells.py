@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from netem.binomial import interval
-from netem.link import DIRECTIONS, burst_bytes, expected_goodput_bps
+from netem.link import DIRECTIONS, burst_bytes, expected_goodput_bps, queue_bytes
 from netem.schedule import Schedule, from_data
 
 KINDS: Final = ("goodput", "rtt", "jitter", "loss", "far", "step", "schedule", "bdp")
@@ -77,6 +77,11 @@ class Cell:
         return 2 * self.delay_s
 
     @property
+    def full_rtt_s(self) -> float:
+        """What a round trip takes while the shaper's queue is full, as TCP's slow start leaves it."""
+        return self.rtt_s + queue_bytes(self.rate_bps, self.delay_s) * 8 / self.rate_bps
+
+    @property
     def schedule(self) -> Schedule:
         """Of a schedule's cell: a mean with noise and dips, a step every 50 ms."""
         course = {"kind": "stationary", "mean_bps": self.rate_bps, "cv": 0.15, "step_s": STEP_S, "correlation_s": 0.5}
@@ -96,8 +101,9 @@ class Cell:
         return burst_bytes(self.rate_bps) * 8 / self.rate_bps
 
 
-LEAST_BITS: Final = 200e6
-"""Of a goodput cell in the full matrix: a receiver reads up to 64 kB at once, 0.5 Mbit that 80 Mbit would show."""
+LEAST_BITS: Final = 300e6
+"""Of a goodput cell in the full matrix: a receiver reads up to 64 kB at once, 0.5 Mbit that 80 Mbit would show; and at
+20 Mbit/s a full queue is 0.13 s, so that what slow start lost takes seconds to be made good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def _with_counters(cell: Cell, found: Found, before: Any, after: Any, by_netem: 
 def _goodput(bench: Bench, cell: Cell) -> Found:
     lasts_s = cell.seconds + _CATCH_UP_S
     sent = bench.call(probe.traffic, lasts_s, cell.connections, cell.direction == DIRECTIONS[1])
-    skip_s = probe.settled_s(cell.seconds, cell.rtt_s)
+    skip_s = probe.settled_s(cell.seconds, cell.full_rtt_s)
     rate_bps, _ = goodput_bps(sent.timelines, cell.seconds, skip_s, _CATCH_UP_S)
     expected_bps = expected_goodput(cell)
     first_bits = first_second_bps(sent.timelines, sent.began_ns) / expected_goodput_bps(1.0)  # headers too
