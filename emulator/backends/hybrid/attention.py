@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from emulator.backends.hybrid.config import ModelConfig
-from emulator.backends.hybrid.layers import Feed, KvState, LayerState, Mixer, RMSNorm
+from emulator.backends.hybrid.layers import Feed, KvState, LayerState, Mixer, Product, RMSNorm
 
 
 def rotate(x: Tensor, at: Tensor, base: float) -> Tensor:
@@ -55,7 +55,7 @@ class Attention(Mixer):
     """What full and sliding attention share."""
 
     width: int  # numbers kept of a token
-    out: nn.Linear
+    out: Product
     window: int | None = None
 
     def empty(self, device: torch.device, dtype: torch.dtype) -> KvState:
@@ -136,11 +136,11 @@ class LatentAttention(Attention):
         super().__init__(config)
         heads, dim, rope, latent = config.heads, config.head_dim, config.rope_dim, config.latent_dim
         self.width = config.kept_width("full")
-        self.q = nn.Linear(config.d_model, heads * (dim + rope), bias=False)
-        self.down = nn.Linear(config.d_model, latent + rope, bias=False)
+        self.q = Product(config.d_model, heads * (dim + rope), bias=False)
+        self.down = Product(config.d_model, latent + rope, bias=False)
         self.norm = RMSNorm(latent, config.norm_eps)
-        self.up = nn.Linear(latent, 2 * heads * dim, bias=False)
-        self.out = nn.Linear(heads * dim, config.d_model, bias=False)
+        self.up = Product(latent, 2 * heads * dim, bias=False)
+        self.out = Product(heads * dim, config.d_model, bias=False)
 
     def project(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
@@ -204,9 +204,9 @@ class GroupedAttention(Attention):
         self.kind = "sliding" if sliding else "full"
         self.window = config.window if sliding else None
         self.width = config.kept_width("sliding")
-        self.q = nn.Linear(config.d_model, config.heads * config.head_dim, bias=False)
-        self.kv = nn.Linear(config.d_model, self.width, bias=False)
-        self.out = nn.Linear(config.heads * config.head_dim, config.d_model, bias=False)
+        self.q = Product(config.d_model, config.heads * config.head_dim, bias=False)
+        self.kv = Product(config.d_model, self.width, bias=False)
+        self.out = Product(config.heads * config.head_dim, config.d_model, bias=False)
 
     def project(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from emulator.backends.hybrid.config import ModelConfig
 from emulator.backends.hybrid.delta import chunked, recurrent_step
-from emulator.backends.hybrid.layers import Feed, LayerState, LinearState, Mixer, RMSNorm, wide
+from emulator.backends.hybrid.layers import Feed, LayerState, LinearState, Mixer, Product, RMSNorm, wide
 
 
 class LinearAttention(Mixer):
@@ -22,12 +22,12 @@ class LinearAttention(Mixer):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         inner = config.linear_heads * config.linear_dim
-        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.qkv = Product(config.d_model, 3 * inner, bias=False)
         self.conv = nn.Parameter(torch.empty(3 * inner, config.conv_width))
-        self.forget = nn.Linear(config.d_model, inner + config.linear_heads)  # decays, and write strengths
-        self.gate = nn.Linear(config.d_model, inner, bias=False)
+        self.forget = Product(config.d_model, inner + config.linear_heads)  # decays, and write strengths
+        self.gate = Product(config.d_model, inner, bias=False)
         self.norm = RMSNorm(config.linear_dim, config.norm_eps)
-        self.out = nn.Linear(inner, config.d_model, bias=False)
+        self.out = Product(inner, config.d_model, bias=False)
 
     def empty(self, device: torch.device, dtype: torch.dtype) -> LinearState:
         heads, dim, width = self.config.linear_heads, self.config.linear_dim, self.config.conv_width

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from emulator.backends.hybrid.attention import rotate
 from emulator.backends.hybrid.config import MAX_BATCH, PRESETS, SMALL, TINY, ModelConfig, ModelError, preset
 from emulator.backends.hybrid.delta import chunked, recurrent
-from emulator.backends.hybrid.layers import KvState, LinearState
+from emulator.backends.hybrid.layers import BIG, BLOCK_ROWS, KvState, LinearState, Product
 from emulator.backends.hybrid.model import HybridModel
 from tests.emulator.hybrid.prefixes import prefix_of
 
@@ -21,6 +23,7 @@ VARIANTS = {
     "7:1 KDA:MLA": preset("tiny", pattern="LLLLLLLF", layers=8),
     "5:1 SWA:GQA": preset("tiny", pattern="SSSSSF", layers=6, attention="gqa"),
     "full": preset("tiny", pattern="F"),
+    "3:1, wide enough for oneDNN": preset("small", layers=2, pattern="LF"),
 }
 
 
@@ -200,3 +203,27 @@ def test_unknown_presets_and_wrong_calls_are_refused() -> None:
         HybridModel(TINY, rows=96)
     assert set(PRESETS) == {"tiny", "small"}
     assert isinstance(TINY, ModelConfig)
+
+
+def test_a_products_layout_for_blocks_follows_its_weights() -> None:
+    """A copy, other weights and another type have their own."""
+    torch.manual_seed(0)
+    one = Product(256, 256)
+    assert one.weight.numel() >= BIG
+    x = torch.randn(BLOCK_ROWS, 256)
+
+    def exact(product: Product) -> Tensor:
+        return torch.nn.functional.linear(x.to(product.weight.dtype), product.weight, product.bias)
+
+    with torch.inference_mode():
+        assert torch.allclose(one(x), exact(one), atol=1e-5)
+        copied = copy.deepcopy(one)
+        other = Product(256, 256)
+        assert not torch.allclose(one(x), exact(other), atol=1e-2)
+        copied.load_state_dict(other.state_dict())
+        assert torch.allclose(copied(x), exact(other), atol=1e-5)
+        one.load_state_dict(other.state_dict())
+        assert torch.allclose(one(x), exact(other), atol=1e-5)
+        one.double()
+        assert torch.equal(one(x.double()), exact(one))
+        assert torch.equal(one(x[:8].double()), exact(one)[:8])
