@@ -56,7 +56,9 @@ OutOption = Annotated[
 ]
 KeptOption = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Write the results there; with --requests, results/<time>-<scenario> unless given."),
+    typer.Option(
+        "--out", metavar="DIR", help="Write the results there; with --requests, results/<time>-<scenario> unless given."
+    ),
 ]
 WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=32, help="Locust processes that share the load.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Another seed than the scenario's.")]

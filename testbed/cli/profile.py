@@ -95,6 +95,8 @@ def profile(
         raise typer.BadParameter(f"{backend!r}: only hybrid computes; use hybrid", param_hint="--backend")
     if out.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter(f"{str(out)!r}: a profile's name ends in .yaml", param_hint="--out")
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it", param_hint="--out")
     in_testbed = bool(runs) or scenario is not None
     for file in (out.with_stem(f"{out.stem}-{site}") for site in ("prfaas", "pd")) if in_testbed else (out,):
         if file.exists() and not force:

@@ -83,3 +83,12 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "replace it with --force" in " ".join(err.split())
     assert file.read_text() == "mine"
     assert run(capsys, "--out", str(tmp_path / "here.txt"))[0] == 2
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.profiling.measure_alone", lambda *arguments, **more: pytest.fail("measured"))
+    code, _, err = run(capsys, "--out", str(tmp_path / "nowhere" / "here.yaml"))
+    assert code == 2
+    assert "there is no folder" in " ".join(err.split())
