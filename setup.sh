@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes .venv and installs into it: `setup.sh core PYTHON` what a testbed needs, `setup.sh compose PYTHON` that and what one in
-# containers needs, `setup.sh fast PYTHON` that and the compiler of `make fast`, `setup.sh test PYTHON` everything (torch included).
+# containers needs, `setup.sh fast PYTHON` core's and mypyc, `setup.sh test PYTHON` everything (torch included).
 # Idempotent; says what is missing on this machine and how to get it.
 set -eu
 cd "$(dirname "$0")"

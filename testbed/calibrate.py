@@ -50,9 +50,12 @@ def profiles_of_runs(folders: Sequence[Path]) -> dict[str, str]:
         scenario, ran = scenario or other, ran or by
         if other.model_copy(update={"seed": scenario.seed}) != scenario:
             raise ProfileError(f"{folder}: differs from {folders[0]} in more than its seed; take runs of one scenario")
-        for key in ("machine", "versions"):
-            if by[key] != ran[key]:
-                raise ProfileError(f"{folder}: another {key} than {folders[0]}; take runs of one machine, as it is")
+        for key in ("machine", "versions", "launcher", "image"):
+            if by.get(key) != ran.get(key):
+                raise ProfileError(
+                    f"{folder}: its {key} (provenance.json) is not that of {folders[0]}; take runs of one "
+                    "machine, as it is"
+                )
         seeds.append(str(other.seed))
         tables.append(pd.read_csv(folder / "requests.csv", dtype={"request_id": str}).assign(run=i))
     assert scenario is not None

@@ -118,16 +118,19 @@ def _wheels_image(engine: Any, wheels: Path, folder: Path) -> Iterator[None]:
     """
     found = sorted(wheels.glob("torch-*.whl"))
     if not found:
+        lock = (REPOSITORY / "compose" / CPU_LOCK).read_text()
+        torch = next(line.split()[0] for line in lock.splitlines() if line.startswith("torch=="))
         raise TestbedError(
-            f"TORCH_WHEELS={wheels}: no torch-*.whl in it; get the one that compose/{CPU_LOCK} names: pip download "
-            f"--no-deps --dest {wheels} torch==... --index-url (PyTorch's index for CPUs)"
+            f"TORCH_WHEELS={wheels}: no torch-*.whl in it; get the one for x86-64 that compose/{CPU_LOCK} names, from "
+            f"PyTorch's own index for CPUs (--extra-index-url): pip download --no-deps --only-binary :all: "
+            f"--python-version 3.11 --dest {wheels} {torch}"
         )
     packed, what = folder / "wheels.tar", f"the wheels of PyTorch in {wheels}"
+    with tarfile.open(packed, "w") as tar:
+        for wheel in found:
+            tar.add(wheel, wheel.name)
     try:
         with said(what):
-            with tarfile.open(packed, "w") as tar:
-                for wheel in found:
-                    tar.add(wheel, wheel.name)
             engine.api.import_image_from_file(str(packed), WHEELS_TAG, "latest")
         yield
     finally:

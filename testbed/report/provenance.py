@@ -15,6 +15,7 @@ import psutil
 
 from netem.link import LinkError
 from testbed.launch import client
+from testbed.launch.launchers import COMPOSE
 from testbed.launch.state import StateDir, TestbedError
 from testbed.link_schedule import schedule_of
 from testbed.scenario import Scenario
@@ -25,14 +26,18 @@ _PACKAGES = ("prfaas-testbed", "aiohttp", "locust", "msgspec", "numpy", "pandas"
 
 def provenance(scenario: Scenario, trace: Trace, state: StateDir | None) -> dict[str, Any]:
     """Code, versions, machine, seed and trace of a run. state: of the testbed it ran on, None in virtual time."""
-    packages = (*_PACKAGES, "torch") if scenario.backend == "hybrid" else _PACKAGES
+    launched = _launched(state)
+    computes = (
+        scenario.backend == "hybrid" and launched["launcher"] != COMPOSE
+    )  # there the image has a torch of its own
+    packages = (*_PACKAGES, "torch") if computes else _PACKAGES
     return {
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": _git(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
         "machine": machine() | {"root": os.geteuid() == 0},
         "congestion_control": scenario.link.congestion_control if state is not None else None,
-        **_launched(state),
+        **launched,
         "scenario": {"name": scenario.name, "fingerprint": scenario.fingerprint()},
         "seed": scenario.seed,
         "trace": {
@@ -62,7 +67,7 @@ def machine() -> dict[str, Any]:
 
 def _launched(state: StateDir | None) -> dict[str, Any]:
     """{"launcher", "image", "tcp_rto_max_s"}: who started the processes; in containers of which image (its versions are
-    `compose/requirements.lock`'s, not this host's); most wall seconds between two tries of TCP in the sites.
+    `compose/requirements*.lock`'s, not this host's); most wall seconds between two tries of TCP in the sites.
 
     All None in virtual time and of a testbed that is gone; the last also where the kernel has no such bound to set (its
     own is 120 s).

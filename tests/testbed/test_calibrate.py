@@ -102,13 +102,26 @@ def test_the_step_that_made_a_run_is_found_in_its_table() -> None:
 # --- from which runs -------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, seed: int, sets: Sequence[str] = (), *, status: str = "valid", torch: str = "2") -> Path:
+def run(
+    folder: Path,
+    seed: int,
+    sets: Sequence[str] = (),
+    *,
+    status: str = "valid",
+    torch: str = "2",
+    launcher: str = "namespaces",
+) -> Path:
     """The files of a run of `hybrid` whose 60 prefills at each site took twice what its profile says."""
     folder.mkdir()
     scenario = load("hybrid", [f"seed={seed}", *sets])
     (folder / "scenario.yaml").write_text(scenario.to_yaml())
     (folder / "summary.json").write_text(json.dumps({"verdict": {"status": status}}))
-    said = {"taken_at": "2026-12-01T00:00:00+0000", "machine": {"cpu": "fast"}, "versions": {"torch": torch}}
+    said = {
+        "taken_at": "2026-12-01T00:00:00+0000",
+        "machine": {"cpu": "fast"},
+        "versions": {"torch": torch},
+        "launcher": launcher,
+    }
     (folder / "provenance.json").write_text(json.dumps(said))
     count = 2 * LEAST
     tokens = np.linspace(1024, 8192, count).astype(int)
@@ -150,7 +163,8 @@ def test_runs_of_other_seeds_make_one_profile_a_site(tmp_path: Path) -> None:
         ({"sets": ["backend=timing"]}, "backend timing measures nothing"),
         ({"status": "invalid"}, "is invalid: no measurement"),
         ({"sets": ["workload.duration_s=61"]}, "differs from .* in more than its seed"),
-        ({"torch": "3"}, "another versions than"),
+        ({"torch": "3"}, "its versions .* is not that of"),
+        ({"launcher": "compose"}, "its launcher .* is not that of"),
     ],
 )
 def test_an_unlike_run_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:

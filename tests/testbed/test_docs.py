@@ -36,13 +36,13 @@ def calls(page: str) -> list[list[str]]:
     """The words of every call of `prfaas` on a page, without what follows a comment, a pipe or a semicolon."""
     found = []
     for line in code_of(page):
-        called = re.search(r"(?:^|/|; |&& )prfaas(?= [a-z])(.*)", line.strip())
-        if called:
-            words = re.split(r"\s#|\s\||;|&&|\s>", called[1])[0]
-            try:
-                found.append(shlex.split(words))
-            except ValueError:  # the quote ends on another line
-                found.append(words.split())
+        for part in re.split(r"\s#\s*|\s\||;|&&|\s>", line.strip()):
+            called = re.match(r"(?:\S*/)?prfaas(?= [a-z])(.*)", part.strip())
+            if called:
+                try:
+                    found.append(shlex.split(called[1]))
+                except ValueError:  # the quote ends on another line
+                    found.append(called[1].split())
     return found
 
 
@@ -53,12 +53,12 @@ def unknown(words: list[str]) -> str | None:
     while hasattr(command, "commands"):
         name = rest.pop(0) if rest else ""
         if name not in command.commands:
-            first = next(iter(command.commands))
-            if path == "prfaas report":  # `report RUN...` is the group's own
-                return None if first else name
-            return f"{path}: no command {name!r}"
+            if path != "prfaas report":
+                return f"{path}: no command {name!r}"
+            rest.insert(0, name)  # `report RUN...` needs no name
+            name = "runs"
         command, path = command.commands[name], f"{path} {name}"
-    options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
+    options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help", "-h"}
     asked = [word.partition("=")[0].rstrip(",.:") for word in rest if re.match(r"--[a-z]", word)]
     wrong = [option for option in asked if option not in options]
     return f"{path}: no option {', '.join(wrong)}" if wrong else None

@@ -86,4 +86,5 @@ def test_a_fleet_of_ones_own_is_planned_and_simulated(tmp_path: Path) -> None:
     assert ours["lambda_max_rps"] > 0
     done = prfaas(tmp_path, simulate)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ours" in done.stdout
+    assert "prfaas" in done.stdout
+    assert "static" in done.stdout

@@ -35,6 +35,10 @@ TOLERANCE: Final = 1e-4
 MOST_TOKENS: Final = 4096
 MOST_AT_ONCE: Final = 8
 BURST_S: Final = (0.8, 2.0)  # wall seconds between two bursts of 1 to MOST_AT_ONCE prompts
+MODELS: Final = {
+    "tiny": ("tiny", {}),
+    "wide": ("small", {"layers": 2, "pattern": "LF"}),  # whose products are large enough for oneDNN
+}
 CROWD: Final = 20  # the last ones, short and with long answers, come all at once: decoding batches of MOST_AT_ONCE
 CROWD_S: Final = 5.0  # wall seconds before they do
 MOST_TRIES: Final = 40
@@ -46,7 +50,7 @@ SCENARIO: Final = """
 name: exact
 description: The real model over a lossy, delayed link, with everything going on.
 backend: hybrid
-model: {{preset: tiny, seed: {seed}}}
+model: {{{model}, seed: {seed}}}
 deployments:
   - name: exact
     profiles: {{prfaas: hybrid-tiny, pd: hybrid-tiny}}
@@ -257,7 +261,7 @@ class Run:
                     if attempt == MOST_TRIES - 1:
                         self.figures.wrong.append(f"{name}: {error}")
 
-    def compare(self, seed: int) -> None:
+    def compare(self, seed: int, name: str, changes: dict[str, Any]) -> None:
         """With what the model says by itself."""
         import torch
 
@@ -265,7 +269,7 @@ class Run:
         from emulator.backends.hybrid.model import HybridModel
 
         torch.set_num_threads(1)
-        model = HybridModel.seeded(preset("tiny"), seed)
+        model = HybridModel.seeded(preset(name, **changes), seed)
         for prompt in self.asked:
             told = self.told.get(prompt.name)
             if told is None:
@@ -295,11 +299,14 @@ class AskedInVain(Exception):
     """The testbed answered with an error."""
 
 
-def exact(n: int, seed: int, launcher: str = NAMESPACES) -> Figures:
+def exact(n: int, seed: int, launcher: str = NAMESPACES, model: str = "tiny") -> Figures:
     """All of it. Raises RuntimeError when the testbed does not come up or does not go."""
-    with tempfile.TemporaryDirectory(prefix="prf") as name:
-        folder = Path(name)
-        (folder / "exact.yaml").write_text(SCENARIO.format(seed=seed))
+    name, changes = MODELS[model]
+    with tempfile.TemporaryDirectory(prefix="prf") as made:
+        folder = Path(made)
+        (folder / "exact.yaml").write_text(
+            SCENARIO.format(seed=seed, model=f"preset: {name}, changes: {json.dumps(changes)}")
+        )
         run = Run(folder, prompts(n, seed), seed)
         up = run.command("up", str(folder / "exact.yaml"), "--port", str(run.port), "--launcher", launcher)
         if up.returncode:
@@ -310,7 +317,7 @@ def exact(n: int, seed: int, launcher: str = NAMESPACES) -> Figures:
             down = run.command("down")
         if down.returncode:
             raise RuntimeError(down.stderr)
-        run.compare(seed)
+        run.compare(seed, name, changes)
         return run.figures
 
 
@@ -318,9 +325,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.wire.hybrid_exact", description=__doc__)
     parser.add_argument("--n", type=int, default=200, help="prompts")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", choices=MODELS, default="tiny")
     parser.add_argument("--launcher", choices=LAUNCHERS, default=NAMESPACES)
     options = parser.parse_args()
-    figures = exact(options.n, options.seed, options.launcher)
+    figures = exact(options.n, options.seed, options.launcher, options.model)
     print(json.dumps(asdict(figures), indent=1))
     sys.exit(1 if figures.wrong else 0)
 
