@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -302,16 +303,14 @@ def test_a_killed_prefill_worker_loses_no_request(prfaas: Command) -> None:
         stderr=subprocess.DEVNULL,
         text=True,
     )
+    processes_up = prfaas.json("status", expect=(0, 1))["supervisor"]["processes"]
+    pids = {one["name"]: one["host_pid"] for one in processes_up}
     deadline = time.monotonic() + 60
     victim = None
-    while victim is None and time.monotonic() < deadline:
-        status = prfaas.json("status", expect=(0, 1))
-        busy = [
-            n["name"]
-            for n in (status["gateway"] or {"nodes": []})["nodes"]
-            if n["site"] == "prfaas" and n["queued_requests"] > 0
-        ]
-        pids = {one["name"]: one["host_pid"] for one in status["supervisor"]["processes"]}
+    while victim is None and time.monotonic() < deadline:  # of the gateway itself: a command would tell of long ago
+        with urllib.request.urlopen(f"http://127.0.0.1:{prfaas.port}/prfaas/status", timeout=10) as answer:
+            nodes = json.load(answer)["nodes"]
+        busy = [n["name"] for n in nodes if n["site"] == "prfaas" and n["queued_requests"] > 0]
         victim = busy[0] if busy else None
     assert victim is not None, "no prefill worker was ever busy"
     os.kill(pids[victim], signal.SIGKILL)
