@@ -321,6 +321,17 @@ def exact(n: int, seed: int, launcher: str = NAMESPACES, model: str = "tiny") ->
         return run.figures
 
 
+def check(figures: Figures) -> None:
+    """What a short run has to show. Raises AssertionError."""
+    assert figures.wrong == []
+    assert figures.identical + figures.tolerated == figures.prompts
+    assert figures.tolerated <= 1
+    assert figures.with_prefix_hits > 0
+    assert figures.kills > 0
+    assert figures.most_decoding_at_once > 1
+    assert figures.refused_states == 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.wire.hybrid_exact", description=__doc__)
     parser.add_argument("--n", type=int, default=200, help="prompts")
